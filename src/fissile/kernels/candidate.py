@@ -1,0 +1,106 @@
+"""Candidates, and the kernels they lower to.
+
+    A candidate is a kernel: it needs tokens, gives tokens, and costs time.      (design, section 1)
+
+Everything that the selection can choose is a `Candidate`: a fused kernel, an adapter between layouts (an
+empty region), an alias that only re-names memory (impl "alias", no code). A target's `implementations`
+makes them from a region; its `lower` turns a chosen one into a `Kernel`, which is C++ text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fissile.ir.graph import Value
+from fissile.ir.layout import Token
+from fissile.kernels.region import Region
+
+EMPTY = Region((), ())
+
+
+@dataclass(frozen=True)
+class No:
+    """A refusal with its reason."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """`needs` follow region.tensors, `gives` follow region.outputs. `params` is hashable."""
+
+    region: Region
+    impl: str
+    params: tuple[tuple[str, Any], ...]
+    needs: tuple[Token, ...]
+    gives: tuple[Token, ...]
+
+    @property
+    def is_adapter(self) -> bool:
+        return not self.region.nodes
+
+    @property
+    def is_alias(self) -> bool:
+        """No code: the given token is the needed one's memory from `params["offset_bytes"]` on."""
+        return self.impl == "alias"
+
+    @property
+    def param(self) -> dict[str, Any]:
+        return dict(self.params)
+
+    @cached_property
+    def key(self) -> str:
+        """Equal keys mean equal code: one kernel, one measurement."""
+        types = [(t.value.type, t.layout) for t in (*self.needs, *self.gives)]
+        text = f"{self.region.signature} {self.impl} {self.params} {types}"
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a constant is laid out for a kernel: the name of a packer of the target and its arguments."""
+
+    packer: str
+    args: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Param:
+    """One pointer argument of a kernel. `index` counts in candidate.needs, region.parameters or
+    candidate.gives, by `role`; `packing` is set for constants. `elements` is the size of what it
+    points to, in elements of `ctype`."""
+
+    name: str
+    ctype: str
+    role: str  # need, constant, give
+    index: int
+    elements: int
+    packing: Packing | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """C++ text of one kernel: `source` defines
+
+        static void NAME(<params...>, char* scratch, long begin, long end)
+
+    which computes the tiles [begin, end) of `tiles`; any partition gives the same bits. `scratch_bytes`
+    is what one thread needs, 64-byte aligned. Pointers to const are inputs.
+    """
+
+    name: str
+    source: str
+    params: tuple[Param, ...]
+    tiles: int
+    scratch_bytes: int
+
+
+def parameter_value(candidate: Candidate, param: Param) -> Value:
+    """The constant that a parameter of role "constant" points to."""
+    return candidate.region.parameters[param.index]

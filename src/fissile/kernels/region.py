@@ -1,0 +1,69 @@
+"""Regions: convex sets of primitives that one kernel may execute.
+
+    Definition 1 (Korch): P' is convex iff no path leaves P' and enters it again.
+
+Invariant: `nodes` is in topological order and holds no input or constant; `outputs` are values of those
+nodes, each read outside or a graph output. `inputs` are what the nodes read from outside, constants
+included, in order of first use. Two regions with equal `signature` are computed by the same code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from fissile.ir.graph import Literal, Node, Value, attr_bits
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+
+    @cached_property
+    def members(self) -> frozenset[Node]:
+        return frozenset(self.nodes)
+
+    @cached_property
+    def inputs(self) -> tuple[Value, ...]:
+        """Every value read from outside: tensors, parameters and scalar constants."""
+        seen: dict[Value, None] = {}
+        for node in self.nodes:
+            seen.update((v, None) for v in node.inputs if v.node not in self.members)
+        return tuple(seen)
+
+    @cached_property
+    def tensors(self) -> tuple[Value, ...]:
+        """Inputs that are computed at run time: the tokens a candidate needs."""
+        return tuple(v for v in self.inputs if not v.is_constant)
+
+    @cached_property
+    def parameters(self) -> tuple[Value, ...]:
+        """Constant inputs that code reads through a pointer."""
+        return tuple(v for v in self.inputs if v.is_constant and not is_scalar(v))
+
+    @cached_property
+    def signature(self) -> str:
+        """Digest of the structure: types, attributes, wiring, values of scalar constants."""
+        return hashlib.sha256("\n".join(self._lines()).encode()).hexdigest()[:32]
+
+    def _lines(self) -> Iterator[str]:
+        names: dict[Value, str] = {}
+        for v in self.inputs:
+            what = "constant" if v.is_constant else "tensor"
+            bits = v.array.tobytes().hex() if is_scalar(v) else ""
+            names[v] = f"i{len(names)}"
+            yield f"{names[v]} {what} {v.type} {bits}"
+        for n in self.nodes:
+            attrs = [(k, a.digest if isinstance(a, Literal) else attr_bits(a)) for k, a in n.attrs.items()]
+            yield f"{n.prim} {[names[v] for v in n.inputs]} {attrs} {n.types}"
+            for v in n.outputs:
+                names[v] = f"n{len(names)}"
+        yield f"-> {[names[v] for v in self.outputs]}"
+
+
+def is_scalar(v: Value) -> bool:
+    """A constant of one element: printed into the code as a literal."""
+    return v.is_constant and v.type.numel == 1

@@ -1,0 +1,65 @@
+"""Can the chosen columns start?  Simulation, and the rows `founded` when they cannot.
+
+The rows of the program accept two kernels that wait for each other.  Let A be what the chosen columns
+make available from the free tokens, and let U be what the stuck ones give outside A.  Whatever runs a
+stuck column k must first derive a token of U from outside of U, so
+
+    x_k <= sum_{j gives a token of U, needs none of U} x_j        for every stuck k
+
+holds in every solution whenever k needs a token of U (else k's missing token is given by nobody and
+its row `needs` is violated).  No chosen column stands on the right: one that needs nothing of U and
+gives some of U has every need in A or given by nobody.  So each round cuts off what it saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fissile.select.landmarks import derivation_order
+from fissile.select.program import Problem, Row
+
+
+def executable_order(problem: Problem, chosen: Sequence[int]) -> list[int]:
+    """The part of `chosen` that can run from the free tokens, in an order that runs."""
+    return derivation_order(problem.columns, problem.free, sorted(chosen))
+
+
+def available(problem: Problem, order: Sequence[int]) -> set[int]:
+    """The tokens that are there after `order` has run."""
+    there = set(problem.free)
+    for k in order:
+        there |= problem.columns[k].gives
+    return there
+
+
+def is_solution(problem: Problem, chosen: Sequence[int]) -> bool:
+    """Some order of a part of `chosen` gives every output."""
+    return available(problem, executable_order(problem, chosen)).issuperset(problem.outputs)
+
+
+def founded_rows(problem: Problem, chosen: Sequence[int], serial: int = 0) -> Iterator[Row]:
+    """The rows that cut off `chosen`; none when all of it can run."""
+    order = executable_order(problem, chosen)
+    stuck = sorted(set(chosen).difference(order))
+    there = available(problem, order)
+    unfounded = {t for k in stuck for t in problem.columns[k].gives} - there
+    if not unfounded:
+        return
+    plus = tuple(
+        j
+        for j, column in enumerate(problem.columns)
+        if not column.gives.isdisjoint(unfounded) and column.needs.isdisjoint(unfounded)
+    )
+    for k in stuck:
+        if not problem.columns[k].needs.isdisjoint(unfounded):
+            yield Row("founded", (serial, k), plus, k)
+
+
+def prune(problem: Problem, chosen: Sequence[int]) -> list[int]:
+    """Drop columns, dearest first, while the outputs stay derivable; none of the rest is removable."""
+    kept = executable_order(problem, chosen)
+    for k in sorted(kept, key=lambda k: (-problem.columns[k].cost, -k)):
+        without = [j for j in kept if j != k]
+        if is_solution(problem, without):
+            kept = without
+    return executable_order(problem, kept)

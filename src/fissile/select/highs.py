@@ -1,0 +1,107 @@
+"""The one place that talks to HiGHS: a program of rows over columns in [0, 1].
+
+HiGHS runs on one thread with a fixed seed, so equal input gives an equal result unless a time limit
+cuts it short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from fissile.select.program import Row
+
+SILENT = {"output_flag": False, "threads": 1, "random_seed": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What HiGHS found: `values` is None without a feasible point; `bound` is proven."""
+
+    values: np.ndarray | None
+    bound: float
+    is_infeasible: bool
+
+
+class Model:
+    """min cost . x over x in [0, 1], rows added as they are found."""
+
+    def __init__(self, costs: Sequence[float], integral: bool) -> None:
+        self.solver = highspy.Highs()
+        for option, value in SILENT.items():
+            self.solver.setOptionValue(option, value)
+        self.columns = len(costs)
+        none = np.empty(0, np.int32)
+        self.solver.addCols(
+            self.columns,
+            np.asarray(costs, np.float64),
+            np.zeros(self.columns),
+            np.ones(self.columns),
+            0,
+            np.zeros(self.columns, np.int32),
+            none,
+            np.empty(0, np.float64),
+        )
+        if integral:
+            kinds = np.full(self.columns, highspy.HighsVarType.kInteger)
+            self.solver.changeColsIntegrality(
+                self.columns, np.arange(self.columns, dtype=np.int32), kinds
+            )
+
+    def add(self, rows: Iterable[Row]) -> int:
+        """Add rows; the number of them."""
+        starts, indices, values, lower = [], [], [], []
+        for row in rows:
+            starts.append(len(indices))
+            indices.extend(row.plus)
+            values.extend([1.0] * len(row.plus))
+            lower.append(1.0 if row.minus is None else 0.0)
+            if row.minus is not None:
+                indices.append(row.minus)
+                values.append(-1.0)
+        if lower:
+            self.solver.addRows(
+                len(lower),
+                np.asarray(lower, np.float64),
+                np.full(len(lower), highspy.kHighsInf),
+                len(indices),
+                np.asarray(starts, np.int32),
+                np.asarray(indices, np.int32),
+                np.asarray(values, np.float64),
+            )
+        return len(lower)
+
+    def solve_relaxation(self, seconds: float) -> tuple[np.ndarray, np.ndarray, float] | None:
+        """Values, reduced costs and objective of the linear program; None unless solved to the end."""
+        # run time of HiGHS adds up over calls, and so does its limit
+        self.solver.setOptionValue("time_limit", self.solver.getRunTime() + max(seconds, 0.0))
+        self.solver.run()
+        if self.solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        solution = self.solver.getSolution()
+        return (
+            np.asarray(solution.col_value),
+            np.asarray(solution.col_dual),
+            self.solver.getInfo().objective_function_value,
+        )
+
+    def solve_program(self, seconds: float, start: Sequence[int], gap: float) -> Answer:
+        """Branch and cut from the solution `start`; stop at the relative gap."""
+        self.solver.setOptionValue("time_limit", self.solver.getRunTime() + max(seconds, 0.0))
+        self.solver.setOptionValue("mip_rel_gap", gap)
+        self.solver.setOptionValue("mip_abs_gap", 0.0)
+        if start:
+            point = highspy.HighsSolution()
+            point.col_value = np.isin(np.arange(self.columns), start).astype(float).tolist()
+            self.solver.setSolution(point)
+        self.solver.run()
+        status = self.solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInfeasible:
+            return Answer(None, float("inf"), True)
+        info = self.solver.getInfo()
+        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = np.asarray(self.solver.getSolution().col_value) if found else None
+        return Answer(values, info.mip_dual_bound, False)

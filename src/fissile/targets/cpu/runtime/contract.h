@@ -1,0 +1,87 @@
+// Contraction: an MR x (NV * VL) tile of C += A B, kept in registers.
+//
+//   c[m][v] += sum_{k < K} a[m * a_row + k * a_k] * b[k * b_step + v * VL ... + VL]
+//
+// Invariant: each element of C is one chain of fma over k = 0 .. K-1, whatever MR and NV are. So tile shape, remainders
+// and number of threads never change a bit; only splitting K does.
+#ifndef FISSILE_CONTRACT_H
+#define FISSILE_CONTRACT_H
+
+#include "vec.h"
+
+namespace fissile {
+
+template <int N> struct Int { static constexpr int value = N; };
+
+// The tile shapes that measured best; README.md has the table.
+#if defined(FISSILE_AVX512)
+constexpr int BEST_MR = 14, BEST_NV = 2;      // 28 accumulators + 2 of B + 1 broadcast of 32 registers
+#elif defined(FISSILE_AVX)
+constexpr int BEST_MR = 6, BEST_NV = 2;       // 12 + 2 + 1 of 16
+#elif defined(__aarch64__)
+constexpr int BEST_MR = 8, BEST_NV = 3;       // 24 + 3 + 2 of 32
+#else
+constexpr int BEST_MR = 4, BEST_NV = 2;
+#endif
+
+template <int MR, int NV> FISSILE_INLINE void zero(vf (&c)[MR][NV]) {
+#pragma GCC unroll 32
+  for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; v++) c[m][v] = splat(0.0f);
+}
+
+// One step of k: c[m][v] += a[m * a_row] * b[v * VL ...].
+template <int MR, int NV>
+FISSILE_INLINE void contract_step(vf (&c)[MR][NV], const float* a, int64_t a_row, const float* b) {
+  vf row[NV];
+#pragma GCC unroll 8
+  for (int v = 0; v < NV; v++) row[v] = load<vf>(b + v * VL);
+#pragma GCC unroll 32
+  for (int m = 0; m < MR; m++) {
+    vf x = splat(a[m * a_row]);
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; v++) c[m][v] = native_fma(x, row[v], c[m][v]);
+  }
+}
+
+template <int MR, int NV>
+FISSILE_INLINE void contract(vf (&c)[MR][NV], int64_t K, const float* a, int64_t a_row, int64_t a_k, const float* b,
+                             int64_t b_step = NV * VL) {
+  vf t[MR][NV];      // a local copy: the caller's array may have its address taken, and then c would live in memory
+#pragma GCC unroll 32
+  for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; v++) t[m][v] = c[m][v];
+  for (int64_t k = 0; k < K; k++, a += a_k, b += b_step) contract_step<MR, NV>(t, a, a_row, b);
+#pragma GCC unroll 32
+  for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; v++) c[m][v] = t[m][v];
+}
+
+// f(Int<rows>, first row): full tiles, then the remainder. With M constant the remainder is one exact tile; otherwise
+// tiles of 8, 4, 2 and 1, so that few shapes are compiled.
+template <int MR, int64_t M, class F> FISSILE_INLINE void for_rows(F f) {
+  for (int64_t m = 0; m + MR <= M; m += MR) f(Int<MR>(), m);
+  if constexpr (M % MR != 0) f(Int<int(M % MR)>(), M - M % MR);
+}
+template <int MR, class F> FISSILE_INLINE void for_rows(int64_t M, F f) {
+  int64_t m = 0;
+  for (; m + MR <= M; m += MR) f(Int<MR>(), m);
+  if constexpr (MR > 16) for (; m + 16 <= M; m += 16) f(Int<16>(), m);
+  if constexpr (MR > 8) for (; m + 8 <= M; m += 8) f(Int<8>(), m);
+  if constexpr (MR > 4) for (; m + 4 <= M; m += 4) f(Int<4>(), m);
+  if constexpr (MR > 2) for (; m + 2 <= M; m += 2) f(Int<2>(), m);
+  if constexpr (MR > 1) for (; m < M; m++) f(Int<1>(), m);
+}
+
+// One panel of B: y[k][j] = x[k * k_step + j * n_step], 0 for n <= j < width.
+FISSILE_INLINE void pack_panel(float* y, const float* x, int64_t K, int64_t n, int64_t width, int64_t k_step, int64_t n_step) {
+  for (int64_t k = 0; k < K; k++)
+    for (int64_t j = 0; j < width; j++) y[k * width + j] = j < n ? x[k * k_step + j * n_step] : 0.0f;
+}
+
+}  // namespace fissile
+
+#endif
