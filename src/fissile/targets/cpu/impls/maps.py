@@ -1,0 +1,113 @@
+"""Elementwise and layout regions: one pass over the output, every intermediate in a register.
+
+Also the adapters between layouts (an empty region is the identity) and aliases: a region of layout
+primitives whose index map is the identity on memory costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fissile.ir.graph import Value
+from fissile.ir.layout import Token
+from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.targets.cpu.impls.writer import Writer, block_of, memory_order, strides_of
+from fissile.tiles.expr import Builder, Illegal, Load
+from fissile.tiles.index import Index, Var, const, var
+from fissile.tiles.nest import Decided, Do, Env, For, Lanes, Store, Tree, loop, nest
+
+TILE_ELEMENTS = 4096
+
+
+def lower(candidate: Candidate) -> Kernel | No:
+    """The kernel of an elementwise or layout region, or of an adapter."""
+    writer = Writer(candidate)
+    try:
+        tiles, tree = _trees(candidate, writer)
+    except Illegal as reason:
+        return reason.no
+    return writer.kernel(list(writer.printer.trees(tree, indent=2)), tiles)
+
+
+def alias_offset(candidate: Candidate) -> int | No:
+    """Bytes from the needed token's memory to the given one's, where both are the same elements in order."""
+    (need,), (give,) = candidate.needs, candidate.gives
+    try:
+        _, tree = _trees(candidate, Writer(candidate), whole=True)
+    except Illegal as reason:
+        return reason.no
+    stores = [s for t in tree for s in _stores(t)]
+    if len(stores) != 1 or not isinstance(stores[0].value, Load) or not stores[0].value.pointer.startswith("x"):
+        return No("the output is more than one piece of the input")
+    offset = stores[0].value.address - stores[0].address
+    if not offset.is_constant:
+        return No("the elements lie in another order")
+    return offset.constant * need.value.type.dtype.size_bytes
+
+
+def _stores(tree: Tree) -> list[Store]:
+    if isinstance(tree, Do):
+        return [s for s in tree.statements if isinstance(s, Store)]
+    if isinstance(tree, For | Lanes):
+        return [s for t in tree.body for s in _stores(t)]
+    return []
+
+
+def _trees(candidate: Candidate, writer: Writer, whole: bool = False) -> tuple[int, tuple[Tree, ...]]:
+    first = candidate.gives[0]
+    if any(t.value.shape != first.value.shape for t in candidate.gives):
+        raise Illegal("outputs of different shapes")
+    order = memory_order(first.value, first.layout)
+    extents = {a: first.value.shape[a] for a in order}
+    loops, point, tiles = _tiled(first.value, order, extents, whole)
+    leaves = writer.leaves()
+
+    def make(env: Env, decided: Decided) -> list[Store]:
+        builder = Builder(leaves, decided)
+        at = tuple(_at(p, env) for p in point)
+        return [
+            Store(f"y{i}", _address(token, at), builder.at(_source(candidate, token), at))
+            for i, token in enumerate(candidate.gives)
+        ]
+
+    return tiles, nest(loops, make, lanes=not whole)
+
+
+def _source(candidate: Candidate, token: Token) -> Value:
+    return candidate.needs[0].value if candidate.is_adapter else token.value
+
+
+def _at(parts: tuple[tuple[str | Var, int], ...], env: Env) -> Index:
+    total = const(0)
+    for name, scale in parts:
+        total = total + (env[name] if isinstance(name, str) else var(name)) * scale
+    return total
+
+
+def _tiled(
+    value: Value, order: list[int], extents: dict[int, int], whole: bool
+) -> tuple[list[Var], list[tuple[tuple[str | Var, int], ...]], int]:
+    """Loops of one tile, the output index as sums of (variable, scale), and the number of tiles."""
+    point: list[tuple[tuple[str | Var, int], ...]] = [()] * value.rank
+    if not value.type.numel:
+        return [], point, 0
+    loops = [loop(f"i{a}", extents[a]) for a in order]
+    for a in order:
+        point[a] = ((f"i{a}", 1),)
+    if whole or value.type.numel <= TILE_ELEMENTS or not order:
+        return loops, point, 1
+    outer = order[0]
+    inner = math.prod(extents[a] for a in order[1:])
+    block = block_of(extents[outer], inner, TILE_ELEMENTS)
+    tiles = extents[outer] // block
+    t = Var("t", 0, tiles - 1)
+    loops[0] = loop(f"i{outer}", block)
+    point[outer] = ((t, block), (f"i{outer}", 1))
+    return loops, point, tiles
+
+
+def _address(token: Token, at: tuple[Index, ...]) -> Index:
+    total = const(0)
+    for i, stride in zip(at, strides_of(token), strict=True):
+        total = total + i * stride
+    return total

@@ -1,0 +1,93 @@
+"""From a candidate to the text of its kernel: names of pointers, leaves, the function around the tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fissile.ir.graph import Value
+from fissile.ir.layout import Layout, Token, row_major
+from fissile.kernels.candidate import Candidate, Kernel, Packing, Param
+from fissile.tiles.cpp import Printer
+from fissile.tiles.expr import Leaf, memory
+
+
+@dataclass
+class Writer:
+    """Collects what one kernel needs. Pointers: x0.. are needed tokens, w0.. constants, y0.. given tokens."""
+
+    candidate: Candidate
+    printer: Printer = field(default_factory=Printer)
+    packings: dict[int, tuple[Packing, int]] = field(default_factory=dict)
+    scratch_bytes: int = 0
+    scratch_lines: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"k_{self.candidate.key}"
+
+    def pointer(self, token: Token, role: str) -> str:
+        tokens = self.candidate.needs if role == "need" else self.candidate.gives
+        return f"{'x' if role == 'need' else 'y'}{tokens.index(token)}"
+
+    def leaves(self) -> dict[Value, Leaf]:
+        """Where the inputs of the region lie: tokens in their layouts, parameters row-major."""
+        leaves = {t.value: memory(f"x{i}", t.value, t.layout) for i, t in enumerate(self.candidate.needs)}
+        for i, v in enumerate(self.candidate.region.parameters):
+            if i not in self.packings:
+                leaves[v] = memory(f"w{i}", v, row_major(v.rank))
+        return leaves
+
+    def packed(self, value: Value, packer: str, args: tuple[object, ...], elements: int) -> str:
+        """The pointer to a constant that is laid out for this kernel when the model is built."""
+        index = self.candidate.region.parameters.index(value)
+        self.packings[index] = (Packing(packer, args), elements)
+        return f"w{index}"
+
+    def local(self, name: str, elements: int, ctype: str = "float") -> str:
+        """A buffer in the scratch memory of the thread."""
+        offset, size = self.scratch_bytes, 8 if ctype in ("double", "int64_t", "uint64_t") else 4
+        self.scratch_bytes += -(-(elements * size + 64) // 64) * 64  # one vector of slack
+        where = f"scratch + {offset}" if offset else "scratch"
+        self.scratch_lines.append(f"{ctype}* {name} = ({ctype}*)({where});")
+        return name
+
+    def kernel(self, body: Sequence[str], tiles: int) -> Kernel:
+        """`body` computes tile t; it is indented by two."""
+        lines = [f"  {line}" for line in self.scratch_lines]
+        lines += ["  for (int64_t t = begin; t < end; ++t) {", *body, "  }"]
+        return self.finish(lines, tiles)
+
+    def finish(self, lines: Iterable[str], tiles: int) -> Kernel:
+        params = tuple(self._params())
+        shown = [f"{p.ctype} __restrict {p.name}" for p in params]
+        head = f"static void {self.name}({', '.join([*shown, 'char* scratch', 'int64_t begin', 'int64_t end'])}) {{"
+        source = "\n".join([head, *lines, "}", ""])
+        return Kernel(self.name, source, params, tiles, self.scratch_bytes)
+
+    def _params(self) -> Iterable[Param]:
+        for i, t in enumerate(self.candidate.needs):
+            yield Param(f"x{i}", f"const {t.value.type.dtype.c}*", "need", i, t.value.type.numel)
+        for i, v in enumerate(self.candidate.region.parameters):
+            packing, elements = self.packings.get(i, (None, v.type.numel))
+            ctype = "float" if packing else str(v.type.dtype.c)
+            yield Param(f"w{i}", f"const {ctype}*", "constant", i, elements, packing)
+        for i, t in enumerate(self.candidate.gives):
+            yield Param(f"y{i}", f"{t.value.type.dtype.c}*", "give", i, t.value.type.numel)
+
+
+def strides_of(token: Token) -> tuple[int, ...]:
+    return token.layout.strides(token.value.shape)
+
+
+def memory_order(value: Value, layout: Layout) -> list[int]:
+    """Axes of more than one step, outermost first."""
+    return [a for a in layout.order if value.shape[a] > 1]
+
+
+def block_of(extent: int, inner: int, least: int) -> int:
+    """The smallest divisor b of extent with b * inner >= least, or the extent."""
+    for b in range(1, extent + 1):
+        if extent % b == 0 and b * inner >= least:
+            return b
+    return max(extent, 1)

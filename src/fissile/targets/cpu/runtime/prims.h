@@ -1,0 +1,157 @@
+// What generated kernels call besides vec.h: element access for every type, lane loops with a partial last step,
+// conversions, ONNX's integer rules. Invariant: nothing reads or writes past the elements that it is told of.
+#pragma once
+#include "vec.h"
+
+namespace fissile {
+
+// ---- lane loops: body(l, i) runs with all lanes, and once with the rest
+struct Full {
+  static constexpr int n = VL;
+};
+struct Part {
+  int n;
+};
+template <class F> FISSILE_INLINE void lanes(int64_t extent, F&& body) {
+  int64_t i = 0;
+  for (; i + VL <= extent; i += VL) body(Full{}, i);
+  if (i < extent) body(Part{int(extent - i)}, i);
+}
+FISSILE_INLINE vf load(Full, const float* p) { return load<vf>(p); }
+FISSILE_INLINE vf load(Part l, const float* p) { return loadn(p, l.n); }
+FISSILE_INLINE void store(Full, float* p, vf v) { store(p, v); }
+FISSILE_INLINE void store(Part l, float* p, vf v) { storen(p, v, l.n); }
+FISSILE_INLINE vf gather(Full, const float* p, int64_t stride) { return gather(p, stride); }
+FISSILE_INLINE vf gather(Part l, const float* p, int64_t stride) { return gather(p, stride, l.n); }
+// lanes that do not take part become `other`
+FISSILE_INLINE vf keep(Full, vf v, float) { return v; }
+FISSILE_INLINE vf keep(Part l, vf v, float other) {
+  alignas(64) float lanes_[VL];
+  for (int i = 0; i < VL; ++i) lanes_[i] = other;
+  storen(lanes_, v, l.n);
+  return load<vf>(lanes_);
+}
+
+// ---- element types
+struct bfloat16 {
+  uint16_t bits;
+};
+template <class T> struct wide_of {
+  typedef T type;
+};
+template <> struct wide_of<bfloat16> {
+  typedef float type;
+};
+#ifdef __FLT16_MAX__
+template <> struct wide_of<_Float16> {
+  typedef float type;
+};
+#endif
+FISSILE_INLINE float widen(bfloat16 x) {
+  union {
+    uint32_t i;
+    float f;
+  } u = {uint32_t(x.bits) << 16};
+  return u.f;
+}
+FISSILE_INLINE bfloat16 to_bfloat16(float x) {
+  union {
+    float f;
+    uint32_t i;
+  } u = {x};
+  if ((u.i & 0x7fffffffu) > 0x7f800000u) return bfloat16{uint16_t((u.i >> 16) | 0x40u)};  // keep NaN a NaN
+  return bfloat16{uint16_t((u.i + 0x7fffu + ((u.i >> 16) & 1u)) >> 16)};                  // half to even
+}
+template <class T> FISSILE_INLINE typename wide_of<T>::type get(const T* p) { return typename wide_of<T>::type(*p); }
+template <> FISSILE_INLINE float get<bfloat16>(const bfloat16* p) { return widen(*p); }
+template <class T, class V> FISSILE_INLINE void put(T* p, V v) { *p = T(v); }
+template <class V> FISSILE_INLINE void put(bfloat16* p, V v) { *p = to_bfloat16(float(v)); }
+template <class T> struct rounder {
+  FISSILE_INLINE static float of(float x) { return float(T(x)); }
+};
+template <> struct rounder<bfloat16> {
+  FISSILE_INLINE static float of(float x) { return widen(to_bfloat16(x)); }
+};
+template <class T> FISSILE_INLINE float rounded(float x) { return rounder<T>::of(x); }
+
+// ---- conversions: floats truncate into integers through int64, NaN becomes 0, as the evaluator does
+template <class T> FISSILE_INLINE bool is_nan(T x) { return x != x; }
+template <class T> FISSILE_INLINE bool is_inf(T x) { return x - x != x - x && x == x; }
+template <class T, bool integer> struct caster {
+  template <class V> FISSILE_INLINE static T of(V x) { return T(x); }
+};
+FISSILE_INLINE int64_t whole(double x) {
+  if (x != x) return 0;
+  if (x >= 9223372036854774784.0) return 9223372036854774784;
+  return x <= -9223372036854775808.0 ? INT64_MIN : int64_t(x);
+}
+template <class T> struct caster<T, true> {
+  template <class V> FISSILE_INLINE static T of(V x) { return T(x); }
+  FISSILE_INLINE static T of(float x) { return T(whole(double(x))); }
+  FISSILE_INLINE static T of(double x) { return T(whole(x)); }
+};
+template <class T> struct is_whole {
+  static constexpr bool value = T(1) / T(2) == T(0);
+};
+template <> struct is_whole<bool> {
+  static constexpr bool value = false;
+};
+template <class T, class V> FISSILE_INLINE T cast(V x) { return caster<T, is_whole<T>::value>::of(x); }
+
+// ---- ONNX's arithmetic where C's differs
+template <class T> FISSILE_INLINE T divide_whole(T x, T y) { return y == 0 ? T(0) : y == T(-1) && T(-1) < T(0) ? T(0 - x) : T(x / y); }
+FISSILE_INLINE int8_t divide(int8_t x, int8_t y) { return divide_whole(x, y); }
+FISSILE_INLINE int16_t divide(int16_t x, int16_t y) { return divide_whole(x, y); }
+FISSILE_INLINE int32_t divide(int32_t x, int32_t y) { return divide_whole(x, y); }
+FISSILE_INLINE int64_t divide(int64_t x, int64_t y) { return divide_whole(x, y); }
+FISSILE_INLINE uint8_t divide(uint8_t x, uint8_t y) { return divide_whole(x, y); }
+FISSILE_INLINE uint16_t divide(uint16_t x, uint16_t y) { return divide_whole(x, y); }
+FISSILE_INLINE uint32_t divide(uint32_t x, uint32_t y) { return divide_whole(x, y); }
+FISSILE_INLINE uint64_t divide(uint64_t x, uint64_t y) { return divide_whole(x, y); }
+FISSILE_INLINE float divide(float x, float y) { return x / y; }
+FISSILE_INLINE double divide(double x, double y) { return x / y; }
+FISSILE_INLINE vf divide(vf x, vf y) { return x / y; }
+FISSILE_INLINE vf divide(float x, vf y) { return splat(x) / y; }
+FISSILE_INLINE vf divide(vf x, float y) { return x / splat(y); }
+template <class T> FISSILE_INLINE T reciprocal(T x) { return T(1) / x; }
+FISSILE_INLINE vf reciprocal(vf x) { return splat(1.0f) / x; }
+template <class T> FISSILE_INLINE T round_even(T x) { return round(x); }
+template <class T> FISSILE_INLINE T modulo(T x, T y) {
+  if constexpr (is_whole<T>::value) {
+    if (y == 0 || (T(-1) < T(0) && y == T(-1))) return T(0);
+    const T r = T(x % y);
+    return r != 0 && ((r < 0) != (y < 0)) ? T(r + y) : r;
+  } else {
+    return mod(x, y);
+  }
+}
+
+// ---- indices
+template <class T> FISSILE_INLINE int64_t index_at(const T* p, int64_t i, int64_t extent) {
+  int64_t k = int64_t(p[i]);
+  if (k < 0) k += extent;
+  return k < 0 ? 0 : k >= extent ? extent - 1 : k;
+}
+FISSILE_INLINE int64_t reflect_index(int64_t i, int64_t n) {
+  if (i < 0) i = -i;
+  return i < n ? i : 2 * (n - 1) - i;
+}
+FISSILE_INLINE int64_t clamp_index(int64_t i, int64_t lo, int64_t hi) { return i < lo ? lo : i > hi ? hi : i; }
+
+// ---- identities of max and min
+template <class T> FISSILE_INLINE T lowest() {
+  if constexpr (is_whole<T>::value) {
+    if constexpr (T(-1) < T(0)) return T(uint64_t(1) << (8 * sizeof(T) - 1));
+    return T(0);
+  }
+  return T(-__builtin_inf());
+}
+template <class T> FISSILE_INLINE T highest() {
+  if constexpr (is_whole<T>::value) {
+    if constexpr (T(-1) < T(0)) return T((uint64_t(1) << (8 * sizeof(T) - 1)) - 1);
+    return T(-1);
+  }
+  return T(__builtin_inf());
+}
+
+}  // namespace fissile

@@ -1,0 +1,186 @@
+"""Trees of loops printed as C++ over `runtime/vec.h` and `runtime/prims.h`.
+
+Inside a vector loop, `l` tells how many lanes take part (all, or the rest), `load(l, p)` and `store(l, p, v)`
+respect it, and everything that does not change from lane to lane stays a scalar.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+import numpy as np
+
+from fissile.ir.prims import PRIMS
+from fissile.ir.types import BOOL, F32, F64, DType
+from fissile.tiles.expr import Choose, Expr, Literal, Load, Op, Register
+from fissile.tiles.index import Var, text
+from fissile.tiles.nest import Accumulate, Do, For, If, Lanes, Raw, Statement, Store, Tree, expressions, varying
+
+IDENTITY = {"sum": "0", "prod": "1", "max": "lowest<{}>()", "min": "highest<{}>()"}
+_FOLD = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max({0}, {1})", "min": "min({0}, {1})"}
+
+
+def compute_type(dtype: DType) -> str:
+    """The C type that arithmetic uses: half precision computes in float."""
+    return "float" if dtype.name in ("f16", "bf16") else str(dtype.c)
+
+
+def literal(value: object, dtype: DType) -> str:
+    """An exact C++ literal."""
+    if dtype is BOOL:
+        return "true" if value else "false"
+    if dtype.is_float:
+        return _float(float(value), dtype is F64)  # pyright: ignore[reportArgumentType]
+    number = int(value)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    if number == -(2**63):
+        return "INT64_MIN"
+    return f"{number}" if dtype.name == "i32" else f"{dtype.c}({number}{'ull' if number >= 2**63 else ''})"
+
+
+def _float(x: float, double: bool) -> str:
+    f = "" if double else "f"
+    if math.isnan(x):
+        return f'__builtin_nan{f}("")'
+    if math.isinf(x):
+        return f"{'-' if x < 0 else ''}__builtin_inf{f}()"
+    shown = repr(x) if double else str(np.float32(x))
+    return shown + ("" if any(c in shown for c in ".e") else ".0") + f
+
+
+class Printer:
+    """Prints trees; numbers the temporaries of one kernel."""
+
+    def __init__(self) -> None:
+        self.numbers = count()
+
+    def trees(self, trees: Iterable[Tree], lane: Var | None = None, indent: int = 1) -> Iterator[str]:
+        for tree in trees:
+            yield from self.tree(tree, lane, indent)
+
+    def tree(self, tree: Tree, lane: Var | None, indent: int) -> Iterator[str]:
+        tab = "  " * indent
+        if isinstance(tree, Raw):
+            yield from (tab + line for line in tree.lines)
+        elif isinstance(tree, Do):
+            yield from (tab + line for line in self.statements(tree.statements, lane))
+        elif isinstance(tree, If):
+            yield f"{tab}if ({text(tree.index)} < {tree.bound}) {{"
+            yield from self.trees(tree.less, lane, indent + 1)
+            yield f"{tab}}} else {{"
+            yield from self.trees(tree.other, lane, indent + 1)
+            yield f"{tab}}}"
+        elif isinstance(tree, For):
+            v = tree.var
+            yield f"{tab}for (int64_t {v.name} = {v.lo}; {v.name} < {v.hi + 1}; ++{v.name}) {{"
+            yield from self.trees(tree.body, lane, indent + 1)
+            yield f"{tab}}}"
+        else:
+            v = tree.var
+            yield f"{tab}lanes({v.extent}, [&](auto l, int64_t {v.name}) {{"
+            yield from self.trees(tree.body, v, indent + 1)
+            yield f"{tab}}});"
+
+    def statements(self, statements: Iterable[Statement], lane: Var | None) -> Iterator[str]:
+        statements = list(statements)
+        names: dict[int, str] = {}
+        for e in _shared(statements):
+            names[id(e)] = f"t{next(self.numbers)}"
+            yield f"const auto {names[id(e)]} = {self._expr(e, lane, names, top=True)};"
+        for s in statements:
+            value = self.expr(s.value, lane, names)
+            if isinstance(s, Store):
+                target = f"{s.pointer} + {text(s.address)}"
+                if lane is not None:
+                    yield f"store(l, {target}, {value if varying(s.value, lane) else f'splat({value})'});"
+                else:
+                    yield f"put({target}, {value});"
+            elif lane is not None and lane.name == "lane":
+                yield f"{s.register} = {_FOLD[s.op].format(s.register, value)};"
+            elif lane is not None:
+                kept = f"keep(l, {value if varying(s.value, lane) else f'splat({value})'}, {identity(s.op)})"
+                yield f"{s.register} = {_FOLD[s.op].format(s.register, kept)};"
+            else:
+                yield f"{s.register} = {_FOLD[s.op].format(s.register, value)};"
+
+    def expr(self, e: Expr, lane: Var | None, names: dict[int, str]) -> str:
+        return names.get(id(e)) or self._expr(e, lane, names, top=True)
+
+    def _arg(self, e: Expr, lane: Var | None, names: dict[int, str]) -> str:
+        return names.get(id(e)) or self._expr(e, lane, names, top=False)
+
+    def _expr(self, e: Expr, lane: Var | None, names: dict[int, str], top: bool) -> str:
+        if isinstance(e, Literal):
+            return literal(e.value, e.dtype)
+        if isinstance(e, Register):
+            return e.text
+        if isinstance(e, Load):
+            return _load(e, lane)
+        if isinstance(e, Choose):
+            both = [self._lifted(x, e, lane, names) for x in (e.less, e.other)]
+            return f"({text(e.index)} < {e.bound} ? {both[0]} : {both[1]})"
+        if e.prim == "where":
+            return self._where(e, lane, names)
+        args = [self._arg(a, lane, names) for a in e.args]
+        shown = str(PRIMS[e.prim].c).format(*args, **self._attrs(e))
+        if e.dtype.name in ("f16", "bf16"):
+            return f"rounded<{e.dtype.c}>({shown})"
+        if e.dtype.name in ("i8", "u8", "i16", "u16"):
+            return f"cast<{e.dtype.c}>({shown})"
+        return shown if top or shown.endswith(")") and shown[0].isalpha() else f"({shown})"
+
+    def _attrs(self, e: Op) -> dict[str, str]:
+        return {"to": compute_type(e.dtype)} if e.prim == "cast" else {}
+
+    def _lifted(self, e: Expr, whole: Expr, lane: Var | None, names: dict[int, str]) -> str:
+        shown = self._arg(e, lane, names)
+        return f"splat({shown})" if varying(whole, lane) and not varying(e, lane) else shown
+
+    def _where(self, e: Op, lane: Var | None, names: dict[int, str]) -> str:
+        condition = self._arg(e.args[0], lane, names)
+        x, y = (self._lifted(a, e, lane, names) for a in e.args[1:])
+        if varying(e.args[0], lane):
+            return f"select({condition}, {x}, {y})"
+        return f"({condition} ? {x} : {y})"
+
+
+def identity(op: str) -> str:
+    return IDENTITY[op].format("float") if "{}" in IDENTITY[op] else f"{IDENTITY[op]}.0f"
+
+
+def _load(e: Load, lane: Var | None) -> str:
+    where = text(e.address)
+    if lane is None or lane not in e.address.vars:
+        return f"get({e.pointer} + {where})" if e.dtype is not F32 else f"{e.pointer}[{where}]"
+    stride = e.address.coefficient(lane)
+    return f"load(l, {e.pointer} + {where})" if stride == 1 else f"gather(l, {e.pointer} + {where}, {stride})"
+
+
+def _shared(statements: list[Statement]) -> list[Expr]:
+    """Parts that are used more than once, operands first."""
+    uses: dict[int, int] = {}
+    for s in statements:
+        uses[id(s.value)] = uses.get(id(s.value), 0) + 1
+        for e in {id(p): p for s_ in [s] for p in expressions(s_.value)}.values():
+            for child in _children(e):
+                uses[id(child)] = uses.get(id(child), 0) + 1
+    order: list[Expr] = []
+    seen: set[int] = set()
+    for s in statements:
+        stack: list[tuple[Expr, bool]] = [(s.value, False)]
+        while stack:
+            e, done = stack.pop()
+            if done:
+                order.append(e)
+            elif id(e) not in seen:
+                seen.add(id(e))
+                stack.append((e, True))
+                stack += [(c, False) for c in _children(e)]
+    return [e for e in order if uses[id(e)] > 1 and isinstance(e, Op | Load | Choose)]
+
+
+def _children(e: Expr) -> tuple[Expr, ...]:
+    if isinstance(e, Op):
+        return e.args
+    return (e.less, e.other) if isinstance(e, Choose) else ()

@@ -1,0 +1,258 @@
+"""From a value at an index to an expression over memory: the backward walk of a region.
+
+`Builder.at(value, index)` walks from a value to the leaves of the region and composes the index map of every
+layout primitive on its way (Korch's O[x] = I[L(x)]), so that transposes, reshapes, slices, pads, concats
+and gathers cost no storage. A pad or concat asks on which side of a bound the index lies; where ranges do
+not tell, `Undecided` asks the caller to split a loop there, or to branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fissile.ir.graph import Value
+from fissile.ir.layout import Layout
+from fissile.ir.prims import PRIMS, Kind, kind
+from fissile.ir.types import DType
+from fissile.kernels.candidate import No
+from fissile.kernels.region import is_scalar
+from fissile.tiles.index import Index, clamp, const, floordiv, mod, reflect, reshape_index, table
+
+Point = tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Literal:
+    value: Any
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Load:
+    pointer: str
+    address: Index
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Register:
+    """A value that code already holds, such as an accumulator or a row statistic. `lanes` tells whether
+    it differs from lane to lane."""
+
+    text: str
+    dtype: DType
+    lanes: bool
+
+
+@dataclass(frozen=True)
+class Op:
+    prim: str
+    args: tuple[Expr, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Choose:
+    """`less` where index < bound, else `other`; only where no loop could be split."""
+
+    index: Index
+    bound: int
+    less: Expr
+    other: Expr
+    dtype: DType
+
+
+Expr = Literal | Load | Register | Op | Choose
+
+
+class Undecided(Exception):
+    """Is `index` less than `bound`? The caller splits a loop or branches."""
+
+    def __init__(self, index: Index, bound: int):
+        super().__init__()
+        self.index, self.bound = index, bound
+
+
+class Illegal(Exception):
+    """The region cannot be computed this way. The text is the reason."""
+
+    @property
+    def no(self) -> No:
+        return No(str(self))
+
+
+Leaf = Callable[[Point], Expr]
+
+
+def memory(pointer: str, value: Value, layout: Layout, origin: Point | None = None) -> Leaf:
+    """A dense tensor in memory."""
+    return strided(pointer, layout.strides(value.shape), value.type.dtype, origin)
+
+
+def strided(pointer: str, strides: tuple[int, ...], dtype: DType, origin: Point | None = None) -> Leaf:
+    """Elements at sum (index - origin) * stride."""
+
+    def load(point: Point) -> Expr:
+        address = const(0)
+        for axis, (i, stride) in enumerate(zip(point, strides, strict=True)):
+            address = address + (i if origin is None else i - origin[axis]) * stride
+        return Load(pointer, address, dtype)
+
+    return load
+
+
+class Builder:
+    """Expressions over `leaves`. `decided` holds what the caller assumes about undecided comparisons:
+    True, False, or None for a choice in the expression."""
+
+    def __init__(self, leaves: Mapping[Value, Leaf], decided: Mapping[tuple[Index, int], bool | None]):
+        self.leaves, self.decided = leaves, decided
+        self.memo: dict[tuple[Value, Point], Expr] = {}
+
+    def at(self, value: Value, point: Point) -> Expr:
+        key = (value, point)
+        if key not in self.memo:
+            self.memo[key] = self._at(value, point)
+        return self.memo[key]
+
+    def _at(self, value: Value, point: Point) -> Expr:
+        if value in self.leaves:
+            return self.leaves[value](point)
+        if is_scalar(value):
+            return Literal(value.array.reshape(-1)[0], value.type.dtype)
+        node = value.node
+        if kind(node) is Kind.ELEMENTWISE:
+            args = tuple(self.at(v, narrow(point, v.shape)) for v in node.inputs)
+            return Op(node.prim, args, tuple(node.attrs.items()), value.type.dtype)
+        move = _MOVES.get(node.prim)
+        if move is None:
+            raise Illegal(f"{node.prim} cannot be computed element by element here")
+        return move(self, value, point)
+
+    def less(self, index: Index, bound: int) -> bool | None:
+        if index.hi < bound:
+            return True
+        if index.lo >= bound:
+            return False
+        if (index, bound) in self.decided:
+            return self.decided[index, bound]
+        raise Undecided(index, bound)
+
+    def choose(self, index: Index, bound: int, less: Callable[[], Expr], other: Callable[[], Expr]) -> Expr:
+        answer = self.less(index, bound)
+        if answer is None:
+            yes = less()
+            return Choose(index, bound, yes, other(), yes.dtype)
+        return less() if answer else other()
+
+    # -- the index maps of layout primitives
+
+    def broadcast(self, value: Value, point: Point) -> Expr:
+        (x,) = value.node.inputs
+        return self.at(x, narrow(point, x.shape))
+
+    def transpose(self, value: Value, point: Point) -> Expr:
+        (x,), perm = value.node.inputs, value.node.attrs["perm"]
+        source = [const(0)] * x.rank
+        for axis, i in zip(perm, point, strict=True):
+            source[axis] = i
+        return self.at(x, tuple(source))
+
+    def reshape(self, value: Value, point: Point) -> Expr:
+        (x,) = value.node.inputs
+        return self.at(x, reshape_index(point, value.shape, x.shape))
+
+    def slice(self, value: Value, point: Point) -> Expr:
+        (x,), a = value.node.inputs, value.node.attrs
+        return self.at(x, tuple(i * d + b for i, b, d in zip(point, a["start"], a["step"], strict=True)))
+
+    def gather(self, value: Value, point: Point) -> Expr:
+        (x, indices), axis = value.node.inputs, value.node.attrs["axis"]
+        where = self.at(indices, point[axis : axis + indices.rank])
+        if isinstance(where, Literal):
+            entry = const(int(where.value) % x.shape[axis])
+        elif isinstance(where, Load):
+            entry = table(where.pointer, where.address, x.shape[axis])
+        else:
+            raise Illegal("gather with indices that are computed in the same kernel")
+        return self.at(x, (*point[:axis], entry, *point[axis + indices.rank :]))
+
+    def concat(self, value: Value, point: Point) -> Expr:
+        axis, parts = value.node.attrs["axis"], [v for v in value.node.inputs if v.type.numel]
+        return self._part(parts, axis, point, 0)
+
+    def _part(self, parts: list[Value], axis: int, point: Point, start: int) -> Expr:
+        first = parts[0]
+        here = (*point[:axis], point[axis] - start, *point[axis + 1 :])
+        if len(parts) == 1:
+            return self.at(first, here)
+        end = start + first.shape[axis]
+        return self.choose(
+            point[axis], end,
+            lambda: self.at(first, here), lambda: self._part(parts[1:], axis, point, end),
+        )  # fmt: skip
+
+    def pad(self, value: Value, point: Point) -> Expr:
+        (x,), a = value.node.inputs, value.node.attrs
+        inner = tuple(i - lo for i, lo in zip(point, a["lo"], strict=True))
+        if a["mode"] == "constant":
+            return self._inside(x, inner, Literal(a["value"], x.type.dtype), 0)
+        move = {
+            "reflect": lambda i, n: reflect(i, n),
+            "edge": lambda i, n: clamp(i, 0, n - 1),
+            "wrap": lambda i, n: mod(i + n * -floordiv(i, n).lo, n) if i.lo < 0 else mod(i, n),
+        }[a["mode"]]
+        for i, n in zip(inner, x.shape, strict=True):  # loops split where the border begins
+            if i.lo < 0 <= i.hi:
+                self.less(i, 0)
+            if i.lo < n <= i.hi:
+                self.less(i, n)
+        return self.at(x, tuple(move(i, n) for i, n in zip(inner, x.shape, strict=True)))
+
+    def _inside(self, x: Value, point: Point, fill: Expr, axis: int) -> Expr:
+        if axis == x.rank:
+            return self.at(x, point)
+        i, n = point[axis], x.shape[axis]
+        if n == 0:
+            return fill
+        return self.choose(
+            i, 0, lambda: fill,
+            lambda: self.choose(i, n, lambda: self._inside(x, point, fill, axis + 1), lambda: fill),
+        )  # fmt: skip
+
+
+_MOVES: dict[str, Callable[[Builder, Value, Point], Expr]] = {
+    "broadcast": Builder.broadcast,
+    "transpose": Builder.transpose,
+    "reshape": Builder.reshape,
+    "slice": Builder.slice,
+    "gather": Builder.gather,
+    "concat": Builder.concat,
+    "pad": Builder.pad,
+}
+
+
+def narrow(point: Point, shape: tuple[int, ...]) -> Point:
+    """The index into an operand that is broadcast: aligned right, extent 1 stays at 0."""
+    tail = point[len(point) - len(shape) :]
+    return tuple(const(0) if s == 1 else i for i, s in zip(tail, shape, strict=True))
+
+
+def operations(expr: Expr) -> float:
+    """Vector operations that an expression costs, shared parts once."""
+    seen: set[int] = set()
+    stack, total = [expr], 0.0
+    while stack:
+        e = stack.pop()
+        if id(e) in seen:
+            continue
+        seen.add(id(e))
+        if isinstance(e, Op):
+            total += PRIMS[e.prim].flops
+            stack.extend(e.args)
+        elif isinstance(e, Choose):
+            stack += [e.less, e.other]
+    return total

@@ -1,0 +1,343 @@
+"""Loop nests that fit their index maps.
+
+`nest(loops, make)` returns a tree of loops around the statements that `make` builds. Where an expression
+cannot decide on which side of a bound an index lies, the loop of that index is split there, or a branch is
+put at the depth where the index is known; where it meets a division by c of a loop variable, the loop is
+split into two. Neighbouring loops that every access walks as one are merged. The innermost loop runs over lanes
+where all statements allow it.
+
+Invariant: every point of the loops executes exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fissile.ir.types import BOOL, F32
+from fissile.tiles.expr import Choose, Expr, Illegal, Load, Op, Register, Undecided
+from fissile.tiles.index import Fn, Index, Var, const, substitute, text, var
+
+Env = Mapping[str, Index]  # the index of each original loop, by name
+Decided = Mapping[tuple[Index, int], bool | None]
+
+SPLITS = 24  # more pieces of a nest than this are branches instead
+
+
+@dataclass(frozen=True)
+class Store:
+    pointer: str
+    address: Index
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """register = op(register, value); op: sum, max, min or prod."""
+
+    register: str
+    op: str
+    value: Expr
+
+
+Statement = Store | Accumulate
+Make = Callable[[Env, Decided], Sequence[Statement]]
+
+
+@dataclass(frozen=True)
+class For:
+    var: Var
+    body: tuple[Tree, ...]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A loop in steps of the vector length; the last step may be partial."""
+
+    var: Var
+    body: tuple[Tree, ...]
+
+
+@dataclass(frozen=True)
+class If:
+    index: Index
+    bound: int
+    less: tuple[Tree, ...]
+    other: tuple[Tree, ...]
+
+
+@dataclass(frozen=True)
+class Do:
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Lines of C++ as they are."""
+
+    lines: tuple[str, ...]
+
+
+Tree = For | Lanes | If | Do | Raw
+
+
+def loop(name: str, extent: int) -> Var:
+    return Var(name, 0, extent - 1)
+
+
+def nest(
+    loops: Sequence[Var], make: Make, decided: Decided | None = None, lanes: bool = True, outer: Var | None = None
+) -> tuple[Tree, ...]:
+    """Loops from outermost to innermost. With `lanes` the innermost may become a vector loop; `outer` is
+    the vector loop that the whole nest stands in."""
+    if any(v.extent <= 0 for v in loops):
+        return ()
+    env = {v.name: var(v) for v in loops}
+    return _Nest(make, lanes, outer).split(list(loops), env, dict(decided or {}))
+
+
+class _Nest:
+    def __init__(self, make: Make, lanes: bool, outer: Var | None):
+        self.make, self.lanes, self.outer = make, lanes, outer
+        self.pieces = 1
+
+    def split(self, loops: list[Var], env: Env, decided: Decided) -> tuple[Tree, ...]:
+        try:
+            statements = list(self.make(env, decided))
+        except Undecided as question:
+            return self._settle(question, loops, env, decided)
+        refined = self._refine(loops, statements)
+        if refined is not None:
+            v, factor = refined
+            parts = [Var(f"{v.name}o", 0, v.extent // factor - 1), Var(f"{v.name}i", 0, factor - 1)]
+            at = loops.index(v)
+            new = var(parts[0]) * factor + var(parts[1]) + v.lo
+            env = {k: _with(e, v, new) for k, e in env.items()}
+            return self.split([*loops[:at], *parts, *loops[at + 1 :]], env, _over(decided, v, new))
+        return self._close(loops, statements)
+
+    def _settle(self, q: Undecided, loops: list[Var], env: Env, decided: Decided) -> tuple[Tree, ...]:
+        inside = [v for v in loops if v in q.index.vars]
+        if inside and q.index.is_affine and len(q.index.vars) == 1 and self.pieces < SPLITS:
+            return self._cut(q, inside[0], loops, env, decided)
+        if self.outer is not None and self.outer in q.index.vars:
+            raise Illegal("a border crosses the vector loop")
+        depth = max((loops.index(v) for v in inside), default=-1)
+        if depth == len(loops) - 1 and depth >= 0:
+            return self.split(loops, env, {**decided, (q.index, q.bound): None})
+        inner = loops[depth + 1 :]
+        yes = self.split(inner, env, {**decided, (q.index, q.bound): True})
+        no = self.split(inner, env, {**decided, (q.index, q.bound): False})
+        tree: tuple[Tree, ...] = (If(q.index, q.bound, yes, no),)
+        for v in reversed(loops[: depth + 1]):
+            tree = (For(v, tree),)
+        return tree
+
+    def _cut(self, q: Undecided, v: Var, loops: list[Var], env: Env, decided: Decided) -> tuple[Tree, ...]:
+        """The first value of v, in its order, at which the answer changes."""
+        self.pieces += 1
+        k = q.index.coefficient(v)
+        rest = q.bound - q.index.constant  # k v < rest
+        cut = -(-rest // k) if k > 0 else rest // k + 1
+        trees: list[Tree] = []
+        for lo, hi in ((v.lo, cut - 1), (cut, v.hi)):
+            piece = Var(v.name, lo, hi)
+            at, new = loops.index(v), var(piece)
+            moved = {name: _with(e, v, new) for name, e in env.items()}
+            trees += self.split([*loops[:at], piece, *loops[at + 1 :]], moved, _over(decided, v, new))
+        return tuple(trees)
+
+    def _refine(self, loops: list[Var], statements: Sequence[Statement]) -> tuple[Var, int] | None:
+        """A loop to split, because an address divides its variable by a factor of its extent."""
+        for fn in _functions(statements):
+            if fn.name not in ("div", "mod") or len(fn.args[0].terms) != 1:
+                continue
+            ((atom, k),), factor = fn.args[0].terms, int(fn.params[0])
+            fits = isinstance(atom, Var) and atom in loops and k == 1 and fn.args[0].constant == 0
+            if fits and atom.lo % factor == 0 and atom.extent % factor == 0 and 1 < factor < atom.extent:
+                return atom, factor  # pyright: ignore[reportReturnType]
+        return None
+
+    def _close(self, loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...]:
+        loops, statements = _normal(loops, statements)
+        loops, statements = _merge(loops, statements)
+        loops = [v for v in loops if v.extent > 1]
+        turned = _transposed(loops, statements)
+        if turned is not None:
+            return turned
+        tree: tuple[Tree, ...] = (Do(tuple(statements)),)
+        for k, v in enumerate(reversed(loops)):
+            lanes = k == 0 and self.lanes and vectorises(statements, v)
+            tree = (Lanes(v, tree) if lanes else For(v, tree),)
+        return tree
+
+
+def _with(e: Index, v: Var, new: Index) -> Index:
+    return substitute(e, lambda u: new if u == v else None)
+
+
+def _over(decided: Decided, v: Var, new: Index) -> Decided:
+    return {(_with(i, v, new), b): a for (i, b), a in decided.items()}
+
+
+def _functions(statements: Sequence[Statement]) -> Iterator[Fn]:
+    stack: list[Index] = list(addresses(statements))
+    while stack:
+        for atom, _ in stack.pop().terms:
+            if isinstance(atom, Fn):
+                yield atom
+                stack += atom.args
+
+
+def expressions(e: Expr) -> Iterator[Expr]:
+    """Every distinct part, the whole first."""
+    seen: set[int] = set()
+    stack = [e]
+    while stack:
+        e = stack.pop()
+        if id(e) in seen:
+            continue
+        seen.add(id(e))
+        yield e
+        if isinstance(e, Op):
+            stack.extend(e.args)
+        elif isinstance(e, Choose):
+            stack += [e.less, e.other]
+
+
+def addresses(statements: Sequence[Statement]) -> Iterator[Index]:
+    for s in statements:
+        if isinstance(s, Store):
+            yield s.address
+        for e in expressions(s.value):
+            if isinstance(e, Load):
+                yield e.address
+            elif isinstance(e, Choose):
+                yield e.index
+
+
+def rewrite(statements: Sequence[Statement], change: Callable[[Index], Index]) -> list[Statement]:
+    """The same statements with every address changed; shared parts stay shared."""
+    memo: dict[int, Expr] = {}
+
+    def visit(e: Expr) -> Expr:
+        if id(e) not in memo:
+            memo[id(e)] = _changed(e, change, visit)
+        return memo[id(e)]
+
+    return [
+        Store(s.pointer, change(s.address), visit(s.value))
+        if isinstance(s, Store)
+        else Accumulate(s.register, s.op, visit(s.value))
+        for s in statements
+    ]
+
+
+def _changed(e: Expr, change: Callable[[Index], Index], visit: Callable[[Expr], Expr]) -> Expr:
+    if isinstance(e, Load):
+        return replace(e, address=change(e.address))
+    if isinstance(e, Op):
+        return replace(e, args=tuple(visit(a) for a in e.args))
+    if isinstance(e, Choose):
+        return replace(e, index=change(e.index), less=visit(e.less), other=visit(e.other))
+    return e
+
+
+def _normal(loops: list[Var], statements: list[Statement]) -> tuple[list[Var], list[Statement]]:
+    """Every loop from 0; loops of one step vanish."""
+    for v in loops:
+        if v.lo or v.extent == 1:
+            new = var(Var(v.name, 0, v.hi - v.lo)) + v.lo
+            statements = rewrite(statements, lambda i, v=v, new=new: _with(i, v, new))
+    return [Var(v.name, 0, v.hi - v.lo) for v in loops], statements
+
+
+def _merge(loops: list[Var], statements: list[Statement]) -> tuple[list[Var], list[Statement]]:
+    loops = [v for v in loops if v.extent > 1]
+    at = len(loops) - 2
+    while at >= 0:
+        o, i = loops[at], loops[at + 1]
+        every = list(addresses(statements))
+        if all(e.coefficient(o) == e.coefficient(i) * i.extent for e in every) and not any(
+            e.depends_nonlinearly(o) or e.depends_nonlinearly(i) for e in every
+        ):
+            both = Var(i.name, 0, o.extent * i.extent - 1)
+            statements = rewrite(
+                statements, lambda e, o=o, i=i, both=both: substitute(
+                    e, lambda u: const(0) if u == o else var(both) if u == i else None))  # fmt: skip
+            loops[at : at + 2] = [both]
+            at = min(at, len(loops) - 2) if at < len(loops) - 1 else at - 1
+            continue
+        at -= 1
+    return loops, statements
+
+
+def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...] | None:
+    """A copy whose contiguous axis differs on its two sides, as a call of the blocked transpose."""
+    if len(statements) != 1 or not isinstance(s := statements[0], Store) or not isinstance(s.value, Load):
+        return None
+    into, out_of = s.address, s.value.address
+    if not (into.is_affine and out_of.is_affine):
+        return None
+    rows = [v for v in loops if into.coefficient(v) == 1 and out_of.coefficient(v) > 1 and v.extent >= 4]
+    columns = [v for v in loops if out_of.coefficient(v) == 1 and into.coefficient(v) > 1 and v.extent >= 4]
+    if len(rows) != 1 or len(columns) != 1:
+        return None
+    r, c = rows[0], columns[0]
+    rest = lambda i: text(substitute(i, lambda u: const(0) if u in (r, c) else None))
+    call = (
+        f"transpose({s.pointer} + {rest(into)}, {into.coefficient(c)}, "
+        f"{s.value.pointer} + {rest(out_of)}, {out_of.coefficient(r)}, {r.extent}, {c.extent});"
+    )
+    tree: tuple[Tree, ...] = (Raw((call,)),)
+    for v in reversed([v for v in loops if v not in (r, c)]):
+        tree = (For(v, tree),)
+    return tree
+
+
+_SCALAR_ONLY = {"cast", "not", "mod", "fmod", "is_nan", "is_inf", "xor"}
+
+
+def vectorises(statements: Sequence[Statement], lane: Var) -> bool:
+    """May these statements run with `lane` as the vector axis?"""
+    if lane.extent < 4:
+        return False
+    return all(
+        (not isinstance(s, Store) or _unit(s.address, lane))
+        and s_dtype(s.value) is F32
+        and all(_lane_safe(e, lane) for e in expressions(s.value))
+        for s in statements
+    )
+
+
+def s_dtype(e: Expr) -> object:
+    return e.dtype
+
+
+def _unit(address: Index, lane: Var) -> bool:
+    return address.coefficient(lane) == 1 and not address.depends_nonlinearly(lane)
+
+
+def _lane_safe(e: Expr, lane: Var) -> bool:
+    if isinstance(e, Load):
+        if lane not in e.address.vars:
+            return True
+        return e.dtype is F32 and not e.address.depends_nonlinearly(lane)
+    if isinstance(e, Choose):
+        return lane not in e.index.vars
+    if isinstance(e, Op):
+        varies = varying(e, lane)
+        return not varies or (e.dtype in (F32, BOOL) and e.prim not in _SCALAR_ONLY)
+    return True
+
+
+def varying(e: Expr, lane: Var | None) -> bool:
+    """Does the value differ from lane to lane?"""
+    if lane is None:
+        return False
+    for part in expressions(e):
+        if isinstance(part, Load) and lane in part.address.vars:
+            return True
+        if isinstance(part, Register) and part.lanes:
+            return True
+    return False
