@@ -396,12 +396,9 @@ def _contract(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ..
                 raise ValueError(f"{attrs['spec']!r}: {label} is {extents[label]} and {extent}")
     if len(set(out)) != len(out) or not set(out) <= set(extents):
         raise ValueError(f"{attrs['spec']!r} is not a contraction")
-    return (TensorType(tuple(extents[c] for c in out), _same([types[0], types[1]], {})[0].dtype)
-            if types[0].dtype == types[1].dtype else _mixed(types),)  # fmt: skip
-
-
-def _mixed(types: Sequence[TensorType]) -> TensorType:
-    raise ValueError(f"operands have different element types: {', '.join(map(repr, types))}")
+    if types[0].dtype != types[1].dtype:
+        raise ValueError(f"operands have different element types: {', '.join(map(repr, types))}")
+    return (TensorType(tuple(extents[c] for c in out), types[0].dtype),)
 
 
 def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:

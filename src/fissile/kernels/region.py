@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from fissile.ir.graph import Literal, Node, Value, attr_bits
 
@@ -50,18 +51,39 @@ class Region:
         return hashlib.sha256("\n".join(self._lines()).encode()).hexdigest()[:32]
 
     def _lines(self) -> Iterator[str]:
-        names: dict[Value, str] = {}
+        numbers: dict[Value, int] = {}
         for v in self.inputs:
-            what = "constant" if v.is_constant else "tensor"
-            bits = v.array.tobytes().hex() if is_scalar(v) else ""
-            names[v] = f"i{len(names)}"
-            yield f"{names[v]} {what} {v.type} {bits}"
+            numbers[v] = len(numbers)
+            yield _describe_input(v)
         for n in self.nodes:
-            attrs = [(k, a.digest if isinstance(a, Literal) else attr_bits(a)) for k, a in n.attrs.items()]
-            yield f"{n.prim} {[names[v] for v in n.inputs]} {attrs} {n.types}"
+            yield f"{_describe_node(n)} {[numbers[v] for v in n.inputs]}"
             for v in n.outputs:
-                names[v] = f"n{len(names)}"
-        yield f"-> {[names[v] for v in self.outputs]}"
+                numbers[v] = len(numbers)
+        yield f"-> {[numbers[v] for v in self.outputs]}"
+
+
+# A node stands in many regions: what a signature says of it is written once.
+_NODE_TEXT: WeakKeyDictionary[Node, str] = WeakKeyDictionary()
+_INPUT_TEXT: WeakKeyDictionary[Value, str] = WeakKeyDictionary()
+
+
+def _describe_node(n: Node) -> str:
+    """Primitive, attributes and types, without its operands."""
+    if (text := _NODE_TEXT.get(n)) is None:
+        attrs = [
+            (k, a.digest if isinstance(a, Literal) else attr_bits(a)) for k, a in n.attrs.items()
+        ]
+        text = _NODE_TEXT[n] = f"{n.prim} {attrs} {n.types}"
+    return text
+
+
+def _describe_input(v: Value) -> str:
+    """What code that reads a value depends on: its type; of a scalar constant, its bits."""
+    if (text := _INPUT_TEXT.get(v)) is None:
+        what = "constant" if v.is_constant else "tensor"
+        bits = v.array.tobytes().hex() if is_scalar(v) else ""
+        text = _INPUT_TEXT[v] = f"{what} {v.type} {bits}"
+    return text
 
 
 def is_scalar(v: Value) -> bool:

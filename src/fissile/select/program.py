@@ -104,8 +104,9 @@ def givers_of(problem: Problem) -> list[list[int]]:
 def rows(problem: Problem, families: frozenset[str] = ALL_ROWS) -> Iterator[Row]:
     """Every row of the chosen families; `outputs` always."""
     yield from landmark_rows(problem, families)
-    if "needs" in families or "adapters" in families:
-        yield from needs_rows(problem, families)
+    needs = NeedsRows(problem, families)
+    for k in range(len(problem.columns)):
+        yield from needs.of(k)
 
 
 def landmark_rows(problem: Problem, families: frozenset[str]) -> Iterator[Row]:
@@ -180,27 +181,35 @@ def _layout_candidates(
             yield Row("layouts", (t, q), tuple(sorted(others.union(givers[t]))))
 
 
-def needs_rows(problem: Problem, families: frozenset[str]) -> Iterator[Row]:
+class NeedsRows:
     """`needs` and `adapters`: sum_{j gives t} x_j >= x_k for every k and every token t it needs.
 
     `first` leaves out each j before which all that k gives must be there already: if the first chosen
     giver of t were such a j, then k could be removed.  So an optimal solution without removable
     columns satisfies the row.
     """
-    givers = givers_of(problem)
-    known = token_landmarks(problem) if "first" in families else None
-    direct = _adapters_between(problem) if "adapters" in families else {}
-    for k, column in enumerate(problem.columns):
+
+    def __init__(self, problem: Problem, families: frozenset[str]) -> None:
+        self.problem = problem
+        self.families = families
+        self.givers = givers_of(problem)
+        self.known = token_landmarks(problem) if "first" in families else None
+        self.direct = _adapters_between(problem) if "adapters" in families else {}
+
+    def of(self, k: int) -> Iterator[Row]:
+        """The rows of column k."""
+        column = self.problem.columns[k]
+        family = "adapters" if column.is_adapter and "adapters" in self.families else "needs"
+        if family not in self.families:
+            return
         gives = token_mask(column.gives)
-        for t in sorted(column.needs - problem.free):
-            plus = [j for j in givers[t] if j != k]
-            if known is not None:
-                plus = [j for j in plus if gives & ~known.of_needs[j]]
-            if column.is_adapter and "adapters" in families:
-                plus = [j for j in plus if not _is_detour(problem, direct, j, k)]
-                yield Row("adapters", (k, t), tuple(plus), k)
-            elif "needs" in families:
-                yield Row("needs", (k, t), tuple(plus), k)
+        for t in sorted(column.needs - self.problem.free):
+            plus = [j for j in self.givers[t] if j != k]
+            if self.known is not None:
+                plus = [j for j in plus if gives & ~self.known.of_needs[j]]
+            if family == "adapters":
+                plus = [j for j in plus if not _is_detour(self.problem, self.direct, j, k)]
+            yield Row(family, (k, t), tuple(plus), k)
 
 
 def token_landmarks(problem: Problem) -> Landmarks:

@@ -17,7 +17,7 @@ from fissile.ir.layout import Layout
 from fissile.ir.prims import PRIMS, Kind, kind
 from fissile.ir.types import DType
 from fissile.kernels.candidate import No
-from fissile.kernels.region import is_scalar
+from fissile.kernels.region import Region, is_scalar
 from fissile.tiles.index import Index, clamp, const, floordiv, mod, reflect, reshape_index, table
 
 Point = tuple[Index, ...]
@@ -256,3 +256,21 @@ def operations(expr: Expr) -> float:
         elif isinstance(e, Choose):
             stack += [e.less, e.other]
     return total
+
+
+def forward(region: Region, start: Value, point: Point) -> dict[Value, Point]:
+    """Where the element of `start` at `point` ends up in each later value of the region that is computed
+    from it one to one: through elementwise primitives of its own shape, transposes and reshapes."""
+    points = {start: point}
+    for node in region.nodes:
+        known = [v for v in node.inputs if v in points]
+        if not known or node is start.node:
+            continue
+        x, y = known[0], node.outputs[0]
+        if kind(node) is Kind.ELEMENTWISE and x.shape == y.shape:
+            points[y] = points[x]
+        elif node.prim == "transpose":
+            points[y] = tuple(points[x][a] for a in node.attrs["perm"])
+        elif node.prim == "reshape":
+            points[y] = reshape_index(points[x], x.shape, y.shape)
+    return points

@@ -8,6 +8,7 @@ fit them. What stays unresolved is still correct, and printed as C++.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -108,6 +109,13 @@ def _sum(terms: Iterable[tuple[Var | Fn, int]], constant: int) -> Index:
     total: dict[Var | Fn, int] = {}
     for atom, c in terms:
         total[atom] = total.get(atom, 0) + c
+    for atom in list(total):  # k (x / k) + x % k = x
+        if isinstance(atom, Fn) and atom.name == "mod":
+            c, quotient = total[atom], Fn("div", atom.args, atom.params)
+            if c and total.get(quotient) == c * int(atom.params[0]):
+                rest = [(a, k) for a, k in total.items() if a not in (atom, quotient)]
+                inner = atom.args[0]
+                return _sum([*rest, *((a, k * c) for a, k in inner.terms)], constant + c * inner.constant)
     kept = [(a, c) for a, c in total.items() if c]
     for atom, c in kept:
         if atom.lo == atom.hi:
@@ -142,6 +150,9 @@ def floordiv(e: Index, c: int) -> Index:
     quotient, rest = _split(e, c)
     if rest.hi < c:
         return quotient
+    if (parts := _coarse(rest, c)) is not None:
+        step, coarse, _ = parts
+        return quotient + floordiv(coarse, c // step)
     if len(rest.terms) == 1 and rest.constant == 0:  # (x // a) // b = x // (a b)
         ((atom, k),) = rest.terms
         if k == 1 and isinstance(atom, Fn) and atom.name == "div":
@@ -153,7 +164,21 @@ def mod(e: Index, c: int) -> Index:
     if c == 1:
         return const(0)
     _, rest = _split(e, c)
+    if rest.hi >= c and (parts := _coarse(rest, c)) is not None:
+        step, coarse, fine = parts
+        return mod(coarse, c // step) * step + fine
     return rest if rest.hi < c else _atom("mod", (rest,), c)
+
+
+def _coarse(e: Index, c: int) -> tuple[int, Index, Index] | None:
+    """e = step * coarse + fine with 0 <= fine < step, step dividing c and more than 1."""
+    steps = sorted({math.gcd(abs(k), c) for _, k in e.terms} - {1}, reverse=True)
+    for step in steps:
+        fine = _sum([(a, k) for a, k in e.terms if k % step], e.constant % step)
+        if 0 <= fine.lo and fine.hi < step:
+            coarse = _sum([(a, k // step) for a, k in e.terms if k % step == 0], e.constant // step)
+            return step, coarse, fine
+    return None
 
 
 def reflect(e: Index, n: int) -> Index:
@@ -189,11 +214,13 @@ def flatten(index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
 
 
 def unflatten(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    index: list[Index] = []
-    for extent in reversed(shape):
-        index.append(mod(position, extent) if extent > 1 else const(0))
-        position = floordiv(position, extent) if extent > 1 else position
-    return tuple(reversed(index))
+    """The index at a row-major position that is known to lie inside."""
+    index = [const(0)] * len(shape)
+    axes = [a for a, extent in enumerate(shape) if extent > 1]
+    for axis in reversed(axes):
+        index[axis] = mod(position, shape[axis]) if axis != axes[0] else position
+        position = floordiv(position, shape[axis])
+    return tuple(index)
 
 
 def reshape_index(index: tuple[Index, ...], shape: tuple[int, ...], to: tuple[int, ...]) -> tuple[Index, ...]:

@@ -31,12 +31,33 @@ template <int MR, int NV> FISSILE_INLINE void zero(vf (&c)[MR][NV]) {
     for (int v = 0; v < NV; v++) c[m][v] = splat(0.0f);
 }
 
+template <int MR, int NV> FISSILE_INLINE void copy_tile(vf (&to)[MR][NV], const vf (&from)[MR][NV]) {
+#pragma GCC unroll 32
+  for (int m = 0; m < MR; m++)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; v++) to[m][v] = from[m][v];
+}
+
+// Steps of k that B is fetched ahead of its use: costs nothing when B is near and hides most of DRAM when it is not.
+constexpr int64_t STEPS_AHEAD = 16;
+template <int NV> FISSILE_INLINE void fetch_ahead(const float* b, int64_t b_step) {
+#pragma GCC unroll 8
+  for (int i = 0; i < NV * VL; i += 16) __builtin_prefetch(b + STEPS_AHEAD * b_step + i);
+}
+
+template <int MR, int NV> FISSILE_INLINE void load_row(vf (&row)[NV], const float* b) {
+#pragma GCC unroll 8
+  for (int v = 0; v < NV; v++) {
+    row[v] = load<vf>(b + v * VL);
+    if (MR * NV + NV + 1 <= REGISTERS) keep(row[v]);
+  }
+}
+
 // One step of k: c[m][v] += a[m * a_row] * b[v * VL ...].
 template <int MR, int NV>
 FISSILE_INLINE void contract_step(vf (&c)[MR][NV], const float* a, int64_t a_row, const float* b) {
   vf row[NV];
-#pragma GCC unroll 8
-  for (int v = 0; v < NV; v++) row[v] = load<vf>(b + v * VL);
+  load_row<MR, NV>(row, b);
 #pragma GCC unroll 32
   for (int m = 0; m < MR; m++) {
     vf x = splat(a[m * a_row]);
@@ -49,22 +70,26 @@ template <int MR, int NV>
 FISSILE_INLINE void contract(vf (&c)[MR][NV], int64_t K, const float* a, int64_t a_row, int64_t a_k, const float* b,
                              int64_t b_step = NV * VL) {
   vf t[MR][NV];      // a local copy: the caller's array may have its address taken, and then c would live in memory
-#pragma GCC unroll 32
-  for (int m = 0; m < MR; m++)
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; v++) t[m][v] = c[m][v];
-  for (int64_t k = 0; k < K; k++, a += a_k, b += b_step) contract_step<MR, NV>(t, a, a_row, b);
-#pragma GCC unroll 32
-  for (int m = 0; m < MR; m++)
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; v++) c[m][v] = t[m][v];
+  copy_tile(t, c);
+  for (int64_t k = 0; k < K; k++, a += a_k, b += b_step) {
+    fetch_ahead<NV>(b, b_step);
+    contract_step<MR, NV>(t, a, a_row, b);
+  }
+  copy_tile(c, t);
 }
 
-// f(Int<rows>, first row): full tiles, then the remainder. With M constant the remainder is one exact tile; otherwise
-// tiles of 8, 4, 2 and 1, so that few shapes are compiled.
+// f(Int<rows>, first row) over M rows. With M constant: the fewest tiles, of two sizes that differ by one, because a
+// tile of one or two rows cannot hide the latency of fma. Otherwise full tiles and then 16, 8, 4, 2, 1, so that few
+// sizes are compiled.
 template <int MR, int64_t M, class F> FISSILE_INLINE void for_rows(F f) {
-  for (int64_t m = 0; m + MR <= M; m += MR) f(Int<MR>(), m);
-  if constexpr (M % MR != 0) f(Int<int(M % MR)>(), M - M % MR);
+  if constexpr (M > 0) {
+    constexpr int64_t tiles = (M + MR - 1) / MR;
+    constexpr int low = int(M / tiles);
+    constexpr int64_t high_rows = M % tiles * (low + 1);
+    if constexpr (high_rows > 0)
+      for (int64_t m = 0; m < high_rows; m += low + 1) f(Int<low + 1>(), m);
+    for (int64_t m = high_rows; m < M; m += low) f(Int<low>(), m);
+  }
 }
 template <int MR, class F> FISSILE_INLINE void for_rows(int64_t M, F f) {
   int64_t m = 0;

@@ -2,6 +2,7 @@
 // conversions, ONNX's integer rules. Invariant: nothing reads or writes past the elements that it is told of.
 #pragma once
 #include "vec.h"
+#include "vmath.h"
 
 namespace fissile {
 
@@ -16,6 +17,19 @@ template <class F> FISSILE_INLINE void lanes(int64_t extent, F&& body) {
   int64_t i = 0;
   for (; i + VL <= extent; i += VL) body(Full{}, i);
   if (i < extent) body(Part{int(extent - i)}, i);
+}
+// the NV vectors of a panel of which `left` columns exist: body(l, v, v * VL)
+template <int NV, class F> FISSILE_INLINE void panel(int64_t left, F&& body) {
+  for (int v = 0; v < NV; ++v) {
+    if (left >= (v + 1) * VL) {
+      body(Full{}, v, int64_t(v) * VL);
+    } else if (left > v * VL) {
+      body(Part{int(left - v * VL)}, v, int64_t(v) * VL);
+    }
+  }
+}
+FISSILE_INLINE void zero_fill(float* p, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = 0.0f;
 }
 FISSILE_INLINE vf load(Full, const float* p) { return load<vf>(p); }
 FISSILE_INLINE vf load(Part l, const float* p) { return loadn(p, l.n); }
@@ -63,14 +77,14 @@ FISSILE_INLINE bfloat16 to_bfloat16(float x) {
   return bfloat16{uint16_t((u.i + 0x7fffu + ((u.i >> 16) & 1u)) >> 16)};                  // half to even
 }
 template <class T> FISSILE_INLINE typename wide_of<T>::type get(const T* p) { return typename wide_of<T>::type(*p); }
-template <> FISSILE_INLINE float get<bfloat16>(const bfloat16* p) { return widen(*p); }
+FISSILE_INLINE float get(const bfloat16* p) { return widen(*p); }
 template <class T, class V> FISSILE_INLINE void put(T* p, V v) { *p = T(v); }
 template <class V> FISSILE_INLINE void put(bfloat16* p, V v) { *p = to_bfloat16(float(v)); }
 template <class T> struct rounder {
-  FISSILE_INLINE static float of(float x) { return float(T(x)); }
+  FISSILE_INLINE float of(float x) { return float(T(x)); }
 };
 template <> struct rounder<bfloat16> {
-  FISSILE_INLINE static float of(float x) { return widen(to_bfloat16(x)); }
+  FISSILE_INLINE float of(float x) { return widen(to_bfloat16(x)); }
 };
 template <class T> FISSILE_INLINE float rounded(float x) { return rounder<T>::of(x); }
 
@@ -78,7 +92,7 @@ template <class T> FISSILE_INLINE float rounded(float x) { return rounder<T>::of
 template <class T> FISSILE_INLINE bool is_nan(T x) { return x != x; }
 template <class T> FISSILE_INLINE bool is_inf(T x) { return x - x != x - x && x == x; }
 template <class T, bool integer> struct caster {
-  template <class V> FISSILE_INLINE static T of(V x) { return T(x); }
+  template <class V> FISSILE_INLINE T of(V x) { return T(x); }
 };
 FISSILE_INLINE int64_t whole(double x) {
   if (x != x) return 0;
@@ -86,9 +100,9 @@ FISSILE_INLINE int64_t whole(double x) {
   return x <= -9223372036854775808.0 ? INT64_MIN : int64_t(x);
 }
 template <class T> struct caster<T, true> {
-  template <class V> FISSILE_INLINE static T of(V x) { return T(x); }
-  FISSILE_INLINE static T of(float x) { return T(whole(double(x))); }
-  FISSILE_INLINE static T of(double x) { return T(whole(x)); }
+  template <class V> FISSILE_INLINE T of(V x) { return T(x); }
+  FISSILE_INLINE T of(float x) { return T(whole(double(x))); }
+  FISSILE_INLINE T of(double x) { return T(whole(x)); }
 };
 template <class T> struct is_whole {
   static constexpr bool value = T(1) / T(2) == T(0);

@@ -17,7 +17,8 @@
 
 namespace fissile {
 
-#if defined(__AVX512F__) && defined(__AVX512DQ__)
+// FISSILE_NARROW asks for half-width vectors on a machine with AVX-512.
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && !defined(FISSILE_NARROW)
 #define FISSILE_AVX512 1
 constexpr int VL = 16;
 #elif defined(__AVX__)
@@ -71,14 +72,16 @@ FISSILE_INLINE vi splat_int(int32_t x) { return vi{x, x, x, x}; }
 constexpr vi lane_index = {0, 1, 2, 3};
 #endif
 
-template <class V> struct broadcaster { template <class T> static inline __attribute__((always_inline)) V of(T x) { return V(x); } };
+template <class V> struct broadcaster {
+  template <class T> FISSILE_INLINE V of(T x) { return V(x); }
+};
 template <> struct broadcaster<vf> {
-  static inline __attribute__((always_inline)) vf of(vf x) { return x; }
-  template <class T> static inline __attribute__((always_inline)) vf of(T x) { return splat(float(x)); }
+  FISSILE_INLINE vf of(vf x) { return x; }
+  template <class T> FISSILE_INLINE vf of(T x) { return splat(float(x)); }
 };
 template <> struct broadcaster<vi> {
-  static inline __attribute__((always_inline)) vi of(vi x) { return x; }
-  template <class T> static inline __attribute__((always_inline)) vi of(T x) { return splat_int(int32_t(x)); }
+  FISSILE_INLINE vi of(vi x) { return x; }
+  template <class T> FISSILE_INLINE vi of(T x) { return splat_int(int32_t(x)); }
 };
 // broadcast<V>(x): x as a V, in every lane
 template <class V, class T> FISSILE_INLINE V broadcast(T x) { return broadcaster<V>::of(x); }
@@ -201,6 +204,18 @@ FISSILE_INLINE bool any(vi mask) {
   for (int i = 0; i < VL; i++) r |= mask[i];
   return r != 0;
 }
+
+// Keeps v in a register: otherwise the compiler may fold its load into every use, and loads become the bottleneck.
+#if defined(__x86_64__) && defined(__AVX512F__)
+constexpr int REGISTERS = 32;
+FISSILE_INLINE void keep(vf& v) { asm("" : "+v"(v)); }
+#elif defined(__x86_64__)
+constexpr int REGISTERS = 16;
+FISSILE_INLINE void keep(vf& v) { asm("" : "+x"(v)); }
+#else
+constexpr int REGISTERS = 32;
+FISSILE_INLINE void keep(vf&) {}
+#endif
 
 // f in each lane: for functions that no network needs to be fast in
 template <class F> FISSILE_INLINE vf each(vf x, F f) {

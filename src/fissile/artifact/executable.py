@@ -1,0 +1,194 @@
+"""A compiled model as a callable over arrays.
+
+Calls may come from several threads: they take turns on one model. Results are fresh arrays. Anything with
+`__dlpack__` or a numpy array goes in; wrong names, shapes or element types are refused with what was
+expected.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fissile.artifact.manifest import Manifest, Tensor
+from fissile.artifact.write import replacing
+from fissile.errors import InputError, ToolchainError, shown
+from fissile.ir.types import TensorType
+
+_ALIGNMENT = 64
+
+
+class Executable:
+    """Made by `compile` and `load`. `selection` is what the solver chose, or its summary once loaded."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        threads: int | None = None,
+        selection: Any = None,
+        temporary: bool = False,
+    ):
+        """`temporary`: the folder goes away with this object. Raises ToolchainError."""
+        self.folder, self.manifest = folder, manifest
+        self.inputs, self.outputs = manifest.inputs, manifest.outputs
+        self.selection = selection if selection is not None else manifest.facts.get("selection")
+        self._lock = threading.Lock()
+        if temporary:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._library = _Library(folder / manifest.library, manifest.prefix)
+        self._model = self._library.create(folder / "weights.bin", threads or 0)
+        weakref.finalize(self, self._library.destroy, self._model)
+
+    @property
+    def threads(self) -> int:
+        return self._library.threads(self._model)
+
+    def __repr__(self) -> str:
+        ends = [", ".join(map(repr, ts)) for ts in (self.inputs, self.outputs)]
+        return f"<Executable {shown(self.manifest.name)} ({ends[0]}) -> ({ends[1]})>"
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Inputs in model order. One output gives an array, several a tuple."""
+        results = self._call(self._prepare(arrays))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Outputs by name."""
+        results = self._call(self._prepare(self._ordered(feeds)))
+        return {t.name: a for t, a in zip(self.outputs, results, strict=True)}
+
+    def profile(self, *arrays: Any) -> list[float]:
+        """Microseconds of every step of one call, in the order of `model.cpp`."""
+        times = (ctypes.c_double * self._library.step_count())()
+        self._call(self._prepare(arrays), times)
+        return list(times)
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the artifact to `folder`. Raises ToolchainError as `write` does."""
+        target = Path(folder)
+        if target.exists() and target.resolve() == self.folder.resolve():
+            return target
+        with replacing(target) as part:
+            try:
+                shutil.copytree(self.folder, part, dirs_exist_ok=True)
+            except shutil.Error as error:  # a list of faults: the first says enough
+                raise OSError(*_first_fault(error)) from None
+        return target
+
+    def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
+        names = [t.name for t in self.inputs]
+        for name in feeds:
+            if name not in names:
+                raise InputError(f"no input is called {shown(str(name))}. {self._expected()}")
+        for t in self.inputs:
+            if t.name not in feeds:
+                raise InputError(f"input {shown(t.name)} is missing. {self._expected()}")
+        return [feeds[name] for name in names]
+
+    def _prepare(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        if len(arrays) != len(self.inputs):
+            raise InputError(f"{len(arrays)} arrays given. {self._expected()}")
+        return [_checked(a, t) for a, t in zip(arrays, self.inputs, strict=True)]
+
+    def _expected(self) -> str:
+        listed = ", ".join(f"{shown(t.name)} {t.type}" for t in self.inputs[:20])
+        more = f" and {len(self.inputs) - 20} more" if len(self.inputs) > 20 else ""
+        return f"The model has {len(self.inputs)} inputs: {listed}{more}."
+
+    def _call(self, inputs: list[np.ndarray], times: Any = None) -> list[np.ndarray]:
+        outputs = [fresh(t) for t in self.outputs]
+        with self._lock:
+            self._library.run(self._model, _pointers(inputs), _pointers(outputs), times)
+        return outputs
+
+
+def _checked(array: Any, tensor: Tensor) -> np.ndarray:
+    """A dense row-major array of the tensor's type. Raises InputError naming the input."""
+    name, expected = shown(tensor.name), tensor.type
+    if not isinstance(array, np.ndarray | np.generic):
+        if not hasattr(array, "__dlpack__"):
+            raise InputError(f"input {name}: expected an array {expected}, got {type(array).__name__}")
+        array = np.from_dlpack(array)
+    array = np.asarray(array)
+    if array.dtype != tensor.dtype:
+        wanted = tensor.dtype.name
+        raise InputError(
+            f"input {name}: expected {expected}, got {array.dtype}{list(array.shape)}. "
+            f"Convert it with .astype({wanted!r})."
+        )
+    if array.shape != expected.shape:
+        raise InputError(
+            f"input {name}: expected {expected}, got {TensorType(array.shape, expected.dtype)}. "
+            "Give an array of that shape, or compile the model for yours (shapes=..., --shape)."
+        )
+    return np.ascontiguousarray(array)
+
+
+def fresh(tensor: Tensor) -> np.ndarray:
+    """Memory for one result, aligned to a cache line."""
+    size = tensor.type.size_bytes
+    data = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -data.ctypes.data % _ALIGNMENT
+    return data[start : start + size].view(tensor.dtype).reshape(tensor.shape)
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> Any:
+    return (ctypes.c_void_p * max(1, len(arrays)))(*(a.ctypes.data for a in arrays))
+
+
+def _first_fault(error: shutil.Error) -> tuple[int, str]:
+    reason = str(error.args[0][0][2]) if error.args and error.args[0] else str(error)
+    return (28 if "Errno 28" in reason else 5), reason
+
+
+class _Library:
+    """The C functions of an artifact (see its model.h)."""
+
+    def __init__(self, path: Path, prefix: str):
+        try:
+            library = ctypes.CDLL(str(path.resolve()))
+            self._functions = {
+                name: _typed(getattr(library, f"{prefix}_{name}"), *kinds)
+                for name, kinds in _SIGNATURES.items()
+            }
+        except (OSError, AttributeError) as error:
+            raise ToolchainError(f"cannot load {path}: {error}. Compile the model again.") from None
+        self.step_count, self.threads = self._functions["step_count"], self._functions["threads"]
+        self.destroy = self._functions["destroy"]
+
+    def create(self, weights: Path, threads: int) -> int:
+        model = self._functions["create"](str(weights).encode("utf-8", "surrogateescape"), threads)
+        if not model:
+            raise ToolchainError(self._functions["error"]().decode("utf-8", "replace"))
+        return model
+
+    def run(self, model: int, inputs: Any, outputs: Any, times: Any) -> None:
+        if times is None:
+            self._functions["run"](model, inputs, outputs)
+        else:
+            self._functions["profile"](model, inputs, outputs, times)
+
+
+_POINTER = ctypes.c_void_p
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "create": (_POINTER, ctypes.c_char_p, ctypes.c_int),
+    "destroy": (None, _POINTER),
+    "error": (ctypes.c_char_p,),
+    "threads": (ctypes.c_int, _POINTER),
+    "step_count": (ctypes.c_int,),
+    "run": (ctypes.c_int, _POINTER, _POINTER, _POINTER),
+    "profile": (ctypes.c_int, _POINTER, _POINTER, _POINTER, _POINTER),
+}
+
+
+def _typed(function: Any, result: Any, *arguments: Any) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function

@@ -1,0 +1,33 @@
+"""Load an artifact: check that it is whole and fits this processor, then open it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fissile.artifact.executable import Executable
+from fissile.artifact.manifest import check_files, read
+from fissile.errors import ToolchainError
+from fissile.targets.cpu.build import check_machine
+
+
+def load(
+    folder: str | Path,
+    threads: int | None = None,
+    verify: bool = True,
+    selection: Any = None,
+    temporary: bool = False,
+) -> Executable:
+    """The model of an artifact. `threads` None: one per processor; `verify`: compare the files' hashes.
+
+    Raises ToolchainError where a file is missing or changed, or the library was built for another processor.
+    """
+    folder = Path(folder)
+    manifest = read(folder)
+    if verify:
+        check_files(folder, manifest)
+    try:
+        check_machine(manifest.machine)
+    except ToolchainError as error:
+        raise ToolchainError(f"{folder} was {error}") from None
+    return Executable(folder, manifest, threads, selection, temporary)

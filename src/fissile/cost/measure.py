@@ -1,0 +1,69 @@
+"""Measured times of kernels: what the store knows, and the rest from a target's bench.
+
+Kernels are measured in the order given, a round at a time, and every round is stored when it ends: a killed
+run resumes where it was. The bench (a target's) compiles and times one round; a kernel that does not
+compile or crashes gets a `Timing` with its fault.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from fissile.cost.store import Store, Timing
+from fissile.kernels.candidate import Kernel
+
+Keyed = tuple[str, Kernel]  # (candidate.key, kernel)
+Progress = Callable[[int, int, float], None]  # kernels done, kernels in all, seconds left
+
+
+class Bench(Protocol):
+    @property
+    def round_size(self) -> int:
+        """How many kernels are compiled side by side and then timed together."""
+        ...
+
+    def time(self, kernels: Sequence[Keyed]) -> Mapping[str, Timing]:
+        """A timing for every key. Raises ToolchainError where nothing can be compiled at all."""
+        ...
+
+
+def measure(
+    kernels: Sequence[Keyed],
+    bench: Bench,
+    store: Store,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Timing]:
+    """Timings by key, known ones first; those that the budget leaves out are missing.
+
+    A round starts only where the ones before say that it ends within the budget; the first always runs,
+    smaller where the budget is short.
+    """
+    distinct = dict(kernels)
+    found = store.get(distinct)
+    todo = [(key, kernel) for key, kernel in distinct.items() if key not in found]
+    start, done, total = time.monotonic(), 0, len(todo)
+    while done < total:
+        spent = time.monotonic() - start
+        size = _round(bench.round_size, done, spent, budget_s)
+        if not size:
+            break
+        timings = bench.time(todo[done : done + size])
+        store.put(timings)
+        found.update(timings)
+        done = min(total, done + size)
+        if progress:
+            progress(done, total, (time.monotonic() - start) / done * (total - done))
+    return found
+
+
+def _round(most: int, done: int, spent_s: float, budget_s: float | None) -> int:
+    """How many kernels to measure next."""
+    if budget_s is None:
+        return most
+    if not done:
+        return min(most, max(1, int(budget_s * 4)))
+    fits = int((budget_s - spent_s) / max(spent_s / done, 1e-6))
+    return max(0, min(most, fits))

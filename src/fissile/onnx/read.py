@@ -1,0 +1,131 @@
+"""Model protos and their tensors from files and bytes; external data stays inside the model's folder."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from fissile.errors import ModelError, shown
+from fissile.ir.types import BY_ONNX
+
+_REMEDY = "export it again with the ONNX exporter of your framework"
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Reads tensors; `folder` holds their external data, None where the model came as bytes."""
+
+    folder: Path | None
+
+    def array(self, tensor: TensorProto) -> np.ndarray:
+        """The tensor as a numpy array. Raises ModelError where it is damaged, outside or of no use."""
+        name = shown(tensor.name)
+        if tensor.data_type not in BY_ONNX:
+            kind = type_name(tensor.data_type)
+            raise ModelError(f"tensor {name} has element type {kind}, which is not supported")
+        if any(d < 0 for d in tensor.dims) or math.prod(tensor.dims) >= 2**48:
+            raise ModelError(f"tensor {name} has an impossible shape {list(tensor.dims)}")
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor = self._inlined(tensor)
+        try:
+            array = numpy_helper.to_array(tensor)
+        except (ValueError, TypeError, RuntimeError) as error:
+            reason = f"its data does not fill the shape {list(tensor.dims)}"
+            raise ModelError(f"tensor {name} is damaged: {reason}; {_REMEDY}") from error
+        expected = BY_ONNX[tensor.data_type].numpy
+        if array.shape != tuple(tensor.dims):
+            raise ModelError(f"tensor {name} is damaged: it holds {array.size} elements; {_REMEDY}")
+        return array if array.dtype == expected else array.astype(expected)
+
+    def _inlined(self, tensor: TensorProto) -> TensorProto:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        path = self._contained(tensor.name, place.get("location", ""))
+        copy = TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name)
+        bits = BY_ONNX[tensor.data_type].name
+        per_byte = 4 if bits.endswith("2") and bits[0] in "ui" and len(bits) == 2 else 1
+        per_byte = 2 if bits in ("u4", "i4", "f4e2m1") else per_byte
+        size = math.prod(tensor.dims) * BY_ONNX[tensor.data_type].size_bytes
+        size = -(-size // per_byte)
+        offset, length = _whole(tensor.name, place, "offset", 0), _whole(tensor.name, place, "length", size)
+        available = path.stat().st_size
+        if length != size or offset + length > available:
+            raise ModelError(
+                f"tensor {shown(tensor.name)} needs {size} bytes, but its external data names {length} bytes"
+                f" from offset {offset} of {shown(path.name)}, which holds {available} bytes"
+            )
+        with path.open("rb") as file:
+            file.seek(offset)
+            copy.raw_data = file.read(length)
+        return copy
+
+    def _contained(self, name: str, location: str) -> Path:
+        if self.folder is None:
+            raise ModelError(
+                f"tensor {shown(name)} lies in an external file; load the model by its path instead of its bytes"
+            )
+        if not location or os.path.isabs(location) or "\0" in location:
+            raise ModelError(f"tensor {shown(name)} names the external file {shown(location)}; "
+                             "it must be a path inside the model's folder")  # fmt: skip
+        folder = self.folder.resolve()
+        path = (folder / location).resolve()
+        if not path.is_relative_to(folder):
+            raise ModelError(f"tensor {shown(name)} names the external file {shown(location)}, "
+                             "which leaves the model's folder; this is refused")  # fmt: skip
+        if not path.is_file():
+            raise ModelError(
+                f"tensor {shown(name)} needs the external file {shown(location)}, which does not exist; "
+                "put it next to the model"
+            )
+        return path
+
+
+def _whole(name: str, place: dict[str, str], key: str, default: int) -> int:
+    text = place.get(key, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise ModelError(f"tensor {shown(name)} has the external {key} {shown(text)}, which is no size")
+    return int(text)
+
+
+def type_name(code: int) -> str:
+    """The name of a TensorProto element type, for people."""
+    try:
+        return TensorProto.DataType.Name(code).lower()
+    except ValueError:
+        return f"number {code}"
+
+
+def read(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Tensors]:
+    """The model and a reader for its tensors. Raises ModelError where there is no ONNX model."""
+    if isinstance(source, ModelProto):
+        return source, Tensors(None)
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _parse(bytes(source), "the given bytes"), Tensors(None)
+    if not isinstance(source, str | os.PathLike):
+        raise ModelError(f"a model is a path, bytes or a ModelProto, not {type(source).__name__}")
+    path = Path(source)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(f"there is no file {shown(str(path))}") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelError(f"the file {shown(str(path))} cannot be read: {reason}") from error
+    return _parse(data, f"the file {shown(str(path))}"), Tensors(path.parent)
+
+
+def _parse(data: bytes, what: str) -> ModelProto:
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(f"{what} is no ONNX model, or is cut short") from error
+    if not model.HasField("graph") or not model.opset_import:
+        raise ModelError(f"{what} is no ONNX model, or is cut short: it has no graph or no opset")
+    return model

@@ -1,0 +1,124 @@
+"""The linear relaxation, tightened by cuts until it stops rising: a lower bound and reduced costs.
+
+Rows `sum >= 1` stand in it from the start, the many rows `needs` only once a point violates them.
+After each round the point steers the incumbent.  A column whose reduced cost exceeds what is left
+between the bound and the goal cannot be part of a solution below the goal (reduced-cost fixing).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fissile.select.highs import Model
+from fissile.select.incumbent import cheap_solution
+from fissile.select.program import NeedsRows, Problem, Row, landmark_rows
+from fissile.select.separate import (
+    Seeds,
+    Support,
+    find_seeds,
+    violated,
+    violated_founded,
+    violated_landmarks,
+)
+
+ROUNDS = 60
+STALL = 3  # rounds without a rise of the bound worth having
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """`bound` is proven; `reduced` and `values` belong to it; `cuts` are the tight landmark rows."""
+
+    bound: float
+    values: tuple[float, ...]
+    reduced: tuple[float, ...]
+    cuts: tuple[Row, ...]
+    chosen: tuple[int, ...]
+    rounds: int
+
+
+def cost_of(problem: Problem, chosen: Sequence[int]) -> float:
+    return sum(problem.columns[k].cost for k in chosen)
+
+
+def relax(
+    problem: Problem,
+    families: frozenset[str],
+    start: Sequence[int],
+    goal: float,
+    deadline: float,
+    carried: Sequence[Row] = (),
+) -> Relaxation:
+    """Rounds of solve, round to an incumbent, separate.  `start` is a solution, `goal` a bound high enough."""
+    best = tuple(start)
+    scale = 1000.0 / max(cost_of(problem, best), 1e-12)
+    model = Model([column.cost * scale for column in problem.columns], integral=False)
+    pool = [*landmark_rows(problem, families), *carried]
+    model.add(pool)
+    needs = NeedsRows(problem, families)
+    seeds = find_seeds(problem)
+    result = Relaxation(0.0, (), (), (), best, 0)
+    stall = 0
+    for serial in range(ROUNDS):
+        solved = model.solve_relaxation(deadline - time.monotonic())
+        if solved is None:
+            break
+        values, reduced, objective = solved[0].tolist(), solved[1].tolist(), solved[2] / scale
+        best = better(problem, best, values)
+        stall = 0 if objective > result.bound * (1 + 2e-5) else stall + 1
+        result = Relaxation(
+            max(objective, result.bound), tuple(values), tuple(d / scale for d in reduced), (), best, serial + 1
+        )
+        if result.bound >= min(goal, cost_of(problem, best) * (1 - 1e-9)) or stall >= STALL:
+            break
+        fresh = separate(problem, seeds, needs, values, serial)
+        if not model.add(fresh):
+            break
+        pool.extend(row for row in fresh if row.family in ("landmark", "founded"))
+    return finish(result, pool)
+
+
+def separate(
+    problem: Problem, seeds: Seeds, needs: NeedsRows, values: list[float], serial: int
+) -> list[Row]:
+    """Violated rows of the program and of growth; founded ones only when nothing else is left."""
+    support = Support(problem, values)
+    fresh = violated((row for k in support.columns for row in needs.of(k)), values)
+    fresh += violated_landmarks(problem, seeds, support, serial)
+    return fresh or list(violated_founded(problem, seeds, support, serial))
+
+
+def better(problem: Problem, best: tuple[int, ...], values: Sequence[float]) -> tuple[int, ...]:
+    """The cheaper of `best` and a solution steered towards the fractional point."""
+    weights = [
+        column.cost * (1 - min(x, 1.0)) + 1e-3 * column.cost
+        for column, x in zip(problem.columns, values, strict=True)
+    ]
+    found = cheap_solution(problem, weights)
+    if found is not None and cost_of(problem, found) < cost_of(problem, best):
+        return tuple(found)
+    return best
+
+
+def finish(result: Relaxation, pool: Sequence[Row]) -> Relaxation:
+    """Keep the cuts that are tight at the last point."""
+    if not result.values:
+        return result
+    x = result.values
+    tight = [
+        row
+        for row in pool
+        if row.family in ("landmark", "founded")
+        and sum(x[k] for k in row.plus) < 1e-6 + (1.0 if row.minus is None else x[row.minus])
+    ]
+    return Relaxation(result.bound, x, result.reduced, tuple(tight), result.chosen, result.rounds)
+
+
+def survivors(problem: Problem, relaxation: Relaxation, goal: float) -> list[int]:
+    """The columns that a solution cheaper than `goal` may use."""
+    if not relaxation.reduced:
+        return list(range(len(problem.columns)))
+    room = goal - relaxation.bound + 1e-7 * goal
+    return [k for k, d in enumerate(relaxation.reduced) if d <= room]

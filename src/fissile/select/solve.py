@@ -1,0 +1,217 @@
+"""Select: reduce, relax with cuts, fix by reduced costs, then branch and cut on what is left.
+
+Invariant: `chosen` runs in its order and gives the outputs, `bound` is proven, and
+
+    gap = (objective - bound) / objective.
+
+Columns are dropped only when no solution that uses them costs less than goal = (1 - gap asked) times
+the incumbent, so min(goal, bound of the rest) bounds the whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fissile.select.cuts import executable_order, founded_rows, is_solution, prune
+from fissile.select.highs import Model
+from fissile.select.incumbent import cheap_solution
+from fissile.select.program import ALL_ROWS, Problem, Row, check, rows
+from fissile.select.reduce import Reduced, reduce, restrict
+from fissile.select.relax import Relaxation, cost_of, relax, survivors
+
+PROVEN = 1e-6  # relative: what a linear program solved in floating point can promise
+RISES = (1e-3, 5e-3, 2e-2, 1e-1, float("inf"))
+WORTHWHILE = 0.8  # of the columns left: else the next stage would repeat this one
+FOUNDED_ROUNDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """`chosen` are column indices in an order that runs; costs are in the unit of the columns.
+
+    status: optimal (gap at most 1e-6), within_gap (as asked), time_limit, infeasible.
+    `reduced[k]` is the reduced cost of column k in the first relaxation, None where presolve had
+    dropped the column; it prices what to measure next.
+    """
+
+    chosen: tuple[int, ...]
+    objective: float
+    bound: float
+    gap: float
+    seconds: float
+    status: str
+    columns: int
+    rows: int
+    rounds: int
+    reduced: tuple[float | None, ...] = ()
+
+
+@dataclass(slots=True)
+class _Search:
+    """What is known so far about one problem; indices are those of the problem as given."""
+
+    problem: Problem
+    gap: float
+    families: frozenset[str]
+    deadline: float
+    best: tuple[int, ...]
+    bound: float = 0.0
+    columns: int = 0
+    rows: int = 0
+    rounds: int = 0
+    reduced: tuple[float | None, ...] = ()
+
+    @property
+    def cost(self) -> float:
+        return cost_of(self.problem, self.best)
+
+    @property
+    def goal(self) -> float:
+        return self.cost * (1 - self.gap)
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def offer(self, chosen: Sequence[int]) -> None:
+        if cost_of(self.problem, chosen) < self.cost:
+            self.best = tuple(chosen)
+
+    def note_first(self, rest: Reduced, relaxed: Relaxation) -> None:
+        """Size and reduced costs of the first relaxation."""
+        self.columns = len(rest.problem.columns)
+        spread: list[float | None] = [None] * len(self.problem.columns)
+        for k, d in zip(rest.origin, relaxed.reduced, strict=False):
+            spread[k] = d
+        self.reduced = tuple(spread)
+
+
+def select(
+    problem: Problem,
+    *,
+    time_limit: float = 60.0,
+    gap: float = 0.0,
+    start: Sequence[int] = (),
+    families: frozenset[str] = ALL_ROWS,
+    presolve: bool = True,
+) -> Selected:
+    """The cheapest solution, or the best within `time_limit` seconds, with a proven bound.
+
+    `start` is a solution known before; `families` and `presolve` serve the ablation: without presolve
+    the rows go to HiGHS as they are.
+    """
+    begin = time.monotonic()
+    check(problem)
+    first = _first_solution(problem, start)
+    if first is None:
+        infinite = float("inf")
+        return Selected((), infinite, infinite, 0.0, time.monotonic() - begin, "infeasible", 0, 0, 0)
+    search = _Search(problem, gap, families, begin + time_limit, first)
+    if presolve:
+        bound = _explore(search, reduce(problem), (), float("inf"))
+    else:
+        bound = _branch(search, Reduced(problem, tuple(range(len(problem.columns)))), ())
+    search.bound = min(bound, search.goal)
+    return _report(search, time.monotonic() - begin)
+
+
+def _first_solution(problem: Problem, start: Sequence[int]) -> tuple[int, ...] | None:
+    found = cheap_solution(problem)
+    if start and is_solution(problem, start):
+        known = prune(problem, start)
+        if found is None or cost_of(problem, known) < cost_of(problem, found):
+            found = known
+    return None if found is None else tuple(found)
+
+
+def _explore(
+    search: _Search, rest: Reduced, cuts: Sequence[Row], cap: float, depth: int = 0
+) -> float:
+    """Find the best solution of `rest` that costs less than `cap`; return a proven bound.
+
+    Every solution of `rest` costs at least what is returned, or is no better than the incumbent.  The
+    relaxation fixes columns against a ceiling just above its bound, as if a solution that cheap were
+    known; if none is, the ceiling itself is proven and the next one is tried.
+    """
+    problem = rest.problem
+    start = cheap_solution(problem)
+    if start is None:
+        return cap
+    search.offer([rest.origin[k] for k in start])
+    relaxed = relax(problem, search.families, start, min(cap, search.goal), search.deadline, cuts)
+    search.offer([rest.origin[k] for k in relaxed.chosen])
+    search.rounds += relaxed.rounds
+    if depth == 0:
+        search.note_first(rest, relaxed)
+    lower = relaxed.bound
+    for rise in RISES:
+        top = min(cap, search.goal)
+        if lower >= top or search.is_late:
+            break
+        ceiling = min(top, relaxed.bound * (1 + rise))
+        keep = survivors(problem, relaxed, ceiling)
+        if len(keep) > WORTHWHILE * len(problem.columns) or not relaxed.reduced:
+            return max(lower, _branch(search, rest, relaxed.cuts))
+        below = _explore(search, *_keep(rest, keep, relaxed.cuts), ceiling, depth + 1)
+        lower = max(lower, min(ceiling, below))
+        if below < min(ceiling, search.goal):  # out of time below
+            break
+    return lower
+
+
+def _keep(rest: Reduced, keep: Sequence[int], cuts: Sequence[Row]) -> tuple[Reduced, list[Row]]:
+    """Restrict to `keep` and presolve again; carry the cuts over by index."""
+    old = rest.origin
+    rest = restrict(rest, keep, rest.problem.columns)
+    again = reduce(rest.problem)
+    rest = Reduced(again.problem, tuple(rest.origin[k] for k in again.origin))
+    place = {k: i for i, k in enumerate(rest.origin)}
+    carried = []
+    for row in cuts:
+        minus = None if row.minus is None else place.get(old[row.minus])
+        if row.minus is None or minus is not None:
+            plus = tuple(place[old[k]] for k in row.plus if old[k] in place)
+            carried.append(Row(row.family, row.at, plus, minus))
+    return rest, carried
+
+
+def _branch(search: _Search, rest: Reduced, cuts: Sequence[Row]) -> float:
+    """HiGHS on the rest, with rows `founded` until its answer can start; a proven bound."""
+    problem = rest.problem
+    place = {k: i for i, k in enumerate(rest.origin)}
+    scale = 1000.0 / max(search.cost, 1e-12)
+    model = Model([column.cost * scale for column in problem.columns], integral=True)
+    search.rows = max(search.rows, model.add([*rows(problem, search.families), *cuts]))
+    search.columns = max(search.columns, len(problem.columns))
+    bound = 0.0
+    for serial in range(FOUNDED_ROUNDS):
+        start = [place[k] for k in search.best] if all(k in place for k in search.best) else []
+        answer = model.solve_program(search.deadline - time.monotonic(), start, search.gap)
+        search.rounds += 1
+        if answer.is_infeasible:
+            return float("inf")
+        bound = max(bound, answer.bound / scale)
+        if answer.values is None:
+            break
+        chosen = [k for k, x in enumerate(answer.values) if x > 0.5]
+        if is_solution(problem, chosen):
+            search.offer([rest.origin[k] for k in prune(problem, chosen)])
+        founded = list(founded_rows(problem, chosen, serial))
+        if not founded or bound >= search.goal or search.is_late:
+            break
+        model.add(founded)
+    return bound
+
+
+def _report(search: _Search, seconds: float) -> Selected:
+    chosen = prune(search.problem, search.best)
+    objective = cost_of(search.problem, chosen)
+    bound = min(search.bound, objective)
+    gap = (objective - bound) / objective if objective else 0.0
+    status = "optimal" if gap <= PROVEN else "within_gap" if gap <= search.gap + 1e-9 else "time_limit"
+    return Selected(
+        tuple(chosen), objective, bound, gap, seconds, status,
+        search.columns, search.rows, search.rounds, search.reduced,
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""Times kernels on this processor: the bench of `cost.measure`.
+
+A round of kernels is compiled in batches, one shared library each, side by side; then, with the machine
+quiet, a small C++ program (runtime of its own, see `bench/runner.cpp`) loads each library and times its
+kernels, visiting them in turn. It runs apart, so a kernel that crashes or hangs costs itself only. A batch
+that does not compile is split in halves until the kernel at fault is alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fissile.cost.measure import Keyed
+from fissile.cost.store import Place, Timing, home
+from fissile.errors import ToolchainError
+from fissile.ir.types import DTYPES
+from fissile.kernels.candidate import Kernel, Param
+from fissile.targets.cpu.emit import RUNTIME, entry, kernel_includes, runtime_files
+from fissile.targets.cpu.host import usable_threads
+from fissile.targets.cpu.toolchain import CompileError, Toolchain
+
+BATCH = 20
+RUNNER = Path(__file__).parent / "bench" / "runner.cpp"
+_LIMIT_S = 120.0  # one batch
+_FILLS = {"f32": "f", "f64": "d", "f16": "h", "bf16": "b"}  # others are filled with zeros
+_BY_C = {d.c: d for d in DTYPES if d.c}
+
+
+@dataclass(frozen=True)
+class CpuBench:
+    """`cold_weights`: constants are evicted from cache before every timed call."""
+
+    toolchain: Toolchain
+    threads: int = 1
+    cold_weights: bool = True
+    jobs: int = field(default_factory=usable_threads)
+    version: str = "1"
+
+    @property
+    def round_size(self) -> int:
+        return BATCH * self.jobs
+
+    @property
+    def place(self) -> Place:
+        """The part of a store's key that this bench decides."""
+        warmth = "" if self.cold_weights else " | warm weights"
+        runtime = hashlib.sha256("".join(runtime_files().values()).encode()).hexdigest()[:12]
+        return Place(self.toolchain.identity + warmth, self.threads, f"{self.version}.{runtime}")
+
+    def time(self, kernels: Sequence[Keyed]) -> Mapping[str, Timing]:
+        """A timing for every key. Raises ToolchainError where the compiler cannot run."""
+        share = min(BATCH, -(-len(kernels) // self.jobs))
+        batches = [kernels[i : i + share] for i in range(0, len(kernels), max(1, share))]
+        runner = build_runner(self.toolchain)
+        with tempfile.TemporaryDirectory(prefix="fissile-bench-") as folder:
+            places = [Path(folder) / str(i) for i in range(len(batches))]
+            with ThreadPoolExecutor(self.jobs) as pool:
+                built = list(pool.map(self._build, batches, places))
+            timings: dict[str, Timing] = {}
+            for libraries, faults in built:
+                timings.update(faults)
+                for library, batch in libraries:
+                    timings.update(self._run(runner, library, batch))
+        return timings
+
+    def _build(
+        self, batch: Sequence[Keyed], folder: Path
+    ) -> tuple[list[tuple[Path, Sequence[Keyed]]], dict[str, Timing]]:
+        """([(library, its kernels)], faults by key)."""
+        folder.mkdir(parents=True)
+        source = folder / "batch.cpp"
+        try:
+            source.write_text(batch_source([k for _, k in batch]))
+            library = self.toolchain.compile([source], folder / "batch.so", [f"-I{RUNTIME}"])
+        except CompileError as error:
+            if len(batch) == 1:
+                return [], {batch[0][0]: Timing(None, fault=str(error))}
+            middle = len(batch) // 2
+            left, right = (
+                self._build(part, folder / name)
+                for name, part in (("a", batch[:middle]), ("b", batch[middle:]))
+            )
+            return [*left[0], *right[0]], {**left[1], **right[1]}
+        except OSError as error:
+            raise ToolchainError(f"cannot write {source}: {error.strerror}") from None
+        return [(library, batch)], {}
+
+    def _run(self, runner: Path, library: Path, batch: Sequence[Keyed]) -> dict[str, Timing]:
+        """Time one library; after a crash or a hang, the rest without the kernel at fault."""
+        timings: dict[str, Timing] = {}
+        left = list(batch)
+        while left:
+            names = {k.name: key for key, k in left}
+            orders = "".join(_order(k) for _, k in left)
+            command = [str(runner), str(library), str(self.threads), str(int(self.cold_weights))]
+            status, output = _executed(command, orders)
+            timings.update(_timings(output, names))
+            if status == 0:
+                for key in set(names.values()) - timings.keys():
+                    timings[key] = Timing(None, fault="the timing program said nothing about it")
+                break
+            at_fault = _last_started(output)
+            if at_fault not in names:
+                raise ToolchainError(f"the timing program failed with status {status}: {output[-300:]}")
+            how = "hangs" if status is None else f"crashes (status {status})"
+            timings[names[at_fault]] = Timing(None, fault=f"kernel {at_fault} {how}")
+            left = [(key, k) for key, k in left if key not in timings]
+        return timings
+
+
+def batch_source(kernels: Sequence[Kernel]) -> str:
+    """One file of kernels with an exported entry each."""
+    linkage = 'extern "C" __attribute__((visibility("default"))) void'
+    distinct = {k.name: k for k in kernels}.values()
+    text = "\n".join(f"{k.source}\n{entry(k, linkage)}" for k in distinct)
+    return f"{kernel_includes(runtime_files(), '')}\nnamespace fissile {{\n{text}\n}}\n"
+
+
+def build_runner(toolchain: Toolchain) -> Path:
+    """The timing program, built once per compiler and kept below FISSILE_HOME."""
+    parts = [RUNNER.read_text(), *runtime_files().values(), toolchain.identity]
+    digest = hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+    program = home() / "bench" / f"runner-{digest}"
+    if not program.exists():
+        part = program.with_name(f"{program.name}.{os.getpid()}")
+        try:
+            program.parent.mkdir(parents=True, exist_ok=True)
+            toolchain.program(RUNNER, part, [f"-I{RUNTIME}", "-ldl"])
+            os.replace(part, program)
+        except OSError as error:
+            raise ToolchainError(f"cannot write {program}: {error.strerror}") from None
+        finally:
+            part.unlink(missing_ok=True)
+    return program
+
+
+def _order(kernel: Kernel) -> str:
+    """What the runner reads about a kernel: name, tiles, scratch, then fill, role and bytes of pointers."""
+    params = " ".join(f"{_fill(p)}{p.role[0]}{_bytes(p)}" for p in kernel.params)
+    return f"{kernel.name} {kernel.tiles} {kernel.scratch_bytes} {len(kernel.params)} {params}\n"
+
+
+def _dtype(param: Param):
+    return _BY_C[param.ctype.removeprefix("const ").strip()]
+
+
+def _fill(param: Param) -> str:
+    return _FILLS.get(_dtype(param).name, "z")
+
+
+def _bytes(param: Param) -> int:
+    return param.elements * _dtype(param).size_bytes
+
+
+def _executed(command: Sequence[str], text: str) -> tuple[int | None, str]:
+    """(status or None after the time limit, output)."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            output, _ = process.communicate(text, timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            return None, output
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, output
+
+
+def _timings(output: str, names: Mapping[str, str]) -> dict[str, Timing]:
+    """Lines `time NAME LEAST_US MEDIAN_US`."""
+    found: dict[str, Timing] = {}
+    for line in output.splitlines():
+        words = line.split()
+        if len(words) == 4 and words[0] == "time":
+            least, median = float(words[2]), float(words[3])
+            found[names[words[1]]] = Timing(least, (median - least) / max(least, 1e-6))
+    return found
+
+
+def _last_started(output: str) -> str:
+    started = [line.split()[1] for line in output.splitlines() if line.startswith("start ")]
+    return started[-1] if started else ""

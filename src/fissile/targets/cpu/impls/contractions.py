@@ -1,0 +1,386 @@
+"""Contractions: matrix products in einsum form, and 1x1 convolutions, on the register-tiled micro-kernel.
+
+    out[o, m, n] = sum_k left[o, m, k] right[o, k, n]
+
+The labels fall into four groups: o is in both operands and the result, m and n in one operand and the
+result, k in both operands only. The operand that owns the innermost axis of the result is `right`: its n runs
+over vector lanes. A constant right operand is packed into panels when the model is built; another is read in
+place or packed panel by panel, which is where a prologue is computed. The left operand is read in place
+where its address is a plain sum, else packed. The epilogue is an expression on the accumulators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fissile.ir.graph import Node, Value
+from fissile.ir.prims import Kind, kind
+from fissile.ir.semantics import split_spec
+from fissile.ir.types import F32
+from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.targets.cpu.impls.writer import Writer, memory_order, strides_of
+from fissile.targets.cpu.machine import Machine
+from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Load, Point, Register, forward
+from fissile.tiles.index import Index, Var, const, flatten, text, unflatten, var
+from fissile.tiles.nest import Decided, Env, Store, Tree, loop, nest, vectorises
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of the product: its value and one label per axis."""
+
+    value: Value
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Product:
+    """The anchor of a region, with labels sorted into groups, each outermost first in memory."""
+
+    node: Node
+    left: Operand
+    right: Operand
+    out: tuple[str, ...]
+    extents: dict[str, int]
+    o: tuple[str, ...]
+    m: tuple[str, ...]
+    n: tuple[str, ...]
+    k: tuple[str, ...]
+
+    def size(self, group: Sequence[str]) -> int:
+        return math.prod(self.extents[x] for x in group)
+
+    def point(self, labels: Sequence[str], **flat: Index) -> Point:
+        """The index of an operand whose groups stand at these flattened positions."""
+        where: dict[str, Index] = {}
+        for name, position in flat.items():
+            group = getattr(self, name)
+            where.update(zip(group, unflatten(position, tuple(self.extents[x] for x in group)), strict=True))
+        return tuple(where.get(x, const(0)) for x in labels)
+
+
+def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
+    """The kernel of a region with one contraction or 1x1 convolution. f32 only."""
+    reason = No("no tile fits the registers")
+    try:
+        anchor = _anchor(candidate)
+        p = product(candidate, anchor)
+    except Illegal as refusal:
+        return refusal.no
+    for shape in tile_shapes(p.size(p.m), p.size(p.n), machine):
+        try:
+            return _Contraction(candidate, machine, p, shape).kernel()
+        except Illegal as refusal:
+            reason = refusal.no
+    return reason
+
+
+def _anchor(candidate: Candidate) -> Node:
+    linear = [n for n in candidate.region.nodes if kind(n) is Kind.LINEAR]
+    if len(linear) != 1:
+        raise Illegal(f"{len(linear)} contractions")
+    if any(v.type.dtype is not F32 for n in candidate.region.nodes for v in n.outputs):
+        raise Illegal("not f32")
+    return linear[0]
+
+
+def operands(node: Node) -> tuple[Operand, Operand, tuple[str, ...]]:
+    """The einsum form of a contract node or of a convolution with a kernel of ones."""
+    a, b = node.inputs
+    if node.prim == "contract":
+        left, right, out = split_spec(node.attrs["spec"])
+        return Operand(a, tuple(left)), Operand(b, tuple(right)), tuple(out)
+    spatial = tuple(f"s{i}" for i in range(a.rank - 2))
+    ones = tuple(f"t{i}" for i in range(a.rank - 2))
+    if node.attrs["groups"] != 1 or set(b.shape[2:]) - {1} or set(node.attrs["strides"]) - {1}:
+        raise Illegal("a convolution with a window is no contraction")
+    return Operand(a, ("n", "c", *spatial)), Operand(b, ("m", "c", *ones)), ("n", "m", *spatial)
+
+
+def product(candidate: Candidate, node: Node) -> Product:
+    """Sort the labels. Raises Illegal where the region is no product of two matrices per o."""
+    a, b, out = operands(node)
+    extents = {x: s for o in (a, b) for x, s in zip(o.labels, o.value.shape, strict=True)}
+    real = {x for x, s in extents.items() if s > 1}
+    in_a, in_b, in_out = ({x for x in ls if x in real} for ls in (a.labels, b.labels, out))
+    if (in_a - in_b - in_out) or (in_b - in_a - in_out):
+        raise Illegal("an axis of one operand alone is summed")
+    order = _memory_labels(candidate, node, out)
+    order = [x for x in order if x in real]
+    if order and order[-1] in in_a and order[-1] in in_b:
+        raise Illegal("the innermost axis of the result is a batch axis")
+    if not order or order[-1] in in_a:
+        a, b, in_a, in_b = b, a, in_b, in_a
+    n = _run(order, in_b & in_out - in_a, innermost=True)
+    m = _run(order, in_a & in_out - in_b, innermost=False)
+    o = tuple(x for x in order if x not in (*m, *n))
+    return Product(node, a, b, out, extents, o, m, n, k=tuple(x for x in b.labels if x in in_a & in_b - in_out))
+
+
+def _run(order: Sequence[str], group: set[str], innermost: bool) -> tuple[str, ...]:
+    """Labels of the group that are neighbours in memory: the innermost run, or the longest."""
+    runs: list[list[str]] = [[]]
+    for x in order:
+        if x in group:
+            runs[-1].append(x)
+        elif runs[-1]:
+            runs.append([])
+    runs = [r for r in runs if r] or [[]]
+    return tuple(runs[-1] if innermost else max(runs, key=len))
+
+
+def _memory_labels(candidate: Candidate, node: Node, out: tuple[str, ...]) -> list[str]:
+    """The labels of the result in the order of the first given token's memory: by the distance of the
+    first step along each axis."""
+    token, rank = candidate.gives[0], node.value.rank
+
+    def place(axis: int | None) -> int:
+        point = tuple(const(int(a == axis)) for a in range(rank))
+        points = forward(candidate.region, node.value, point)
+        if token.value not in points:
+            raise Illegal("an output is not computed from the contraction element by element")
+        return sum(i.constant * s for i, s in zip(points[token.value], strides_of(token), strict=True))
+
+    step = [place(a) - place(None) if s > 1 else 0 for a, s in enumerate(node.value.shape)]
+    return [out[a] for a in sorted(range(rank), key=lambda a: -step[a])]
+
+
+def tile_shapes(m: int, n: int, machine: Machine) -> list[tuple[int, int]]:
+    """Rows and vectors of the accumulator tile, best first, one for each number of vectors: least
+    arithmetic, counting idle lanes, short chains (fewer than 8 accumulators leave the units waiting) and
+    loads."""
+    ranked: list[tuple[float, int, int]] = []
+    for nv in (1, 2, 3, 4):
+        panels = -(-n // (nv * machine.vl))
+        costs: list[tuple[float, int, int]] = []
+        for mr in range(1, min(m, 28) + 1):
+            if mr * nv + nv + 1 <= machine.registers:
+                full, rest = divmod(m, mr)
+                cost = full * (max(mr * nv, 8) + 0.3 * (mr + nv))
+                cost += (max(rest * nv, 8) + 0.3 * (rest + nv)) if rest else 0
+                costs.append((panels * cost, -mr, nv))
+        ranked += [min(costs)] if costs else []
+    return [(-mr, nv) for _, mr, nv in sorted(ranked)]
+
+
+class _Contraction:
+    def __init__(self, candidate: Candidate, machine: Machine, p: Product, shape: tuple[int, int]):
+        self.candidate, self.machine, self.w, self.p = candidate, machine, Writer(candidate), p
+        self.O, self.M, self.N, self.K = p.size(p.o), p.size(p.m), p.size(p.n), p.size(p.k)
+        if not self.O * self.M * self.N * self.K:
+            raise Illegal("an empty contraction")
+        self.mr, self.nv = shape
+        self.nw = self.nv * machine.vl
+        self.panels = -(-self.N // self.nw)
+        self.o, self.m, self.n = Var("o", 0, self.O - 1), Var("i", 0, self.M - 1), Var("n", 0, self.panels - 1)
+        self.k = Var("k", 0, self.K - 1)
+        self.leaves = self.w.leaves()
+
+    def kernel(self) -> Kernel:
+        self._check_outputs()
+        right, left = self._right(), self._left()
+        # A in place or packed by blocks of rows that stay in L2 while panels of B pass
+        rows = max(self.mr, (self.machine.l2_bytes // 2 // (4 * self.K)) // self.mr * self.mr)
+        if right.packs:
+            return self._by_panels(left, right)
+        if left.packs:
+            rows = max(r for r in range(1, min(rows, self.M) + 1) if self.M % r == 0)
+        return self._by_rows(left, right, min(rows, self.M))
+
+    # -- where the operands lie
+
+    def _element(self, operand: Operand, point: Point) -> Expr:
+        return Builder(self.leaves, {}).at(operand.value, point)
+
+    def _plain(self, operand: Operand, **flat: Var) -> Load | None:
+        """The load of an element, where that is all there is and its address is a plain sum."""
+        try:
+            e = self._element(operand, self.p.point(operand.labels, **{g: var(v) for g, v in flat.items()}))
+        except Exception as question:  # noqa: BLE001
+            if type(question).__name__ == "Undecided":
+                return None
+            raise
+        inner = [v for g, v in flat.items() if g != "o"]
+        fits = isinstance(e, Load) and e.dtype is F32 and not any(e.address.depends_nonlinearly(v) for v in inner)
+        return e if fits and isinstance(e, Load) else None
+
+    def _left(self) -> Side:
+        e = self._plain(self.p.left, o=self.o, m=self.m, k=self.k)
+        if e is None or self.K > 1 and e.address.coefficient(self.k) > 64:
+            return Side("a", self.K, 1, packs=True)
+        base = e.address - var(self.m) * e.address.coefficient(self.m) - var(self.k) * e.address.coefficient(self.k)
+        return Side(f"{e.pointer} + {text(base)}", e.address.coefficient(self.m), e.address.coefficient(self.k))
+
+    def _right(self) -> Side:
+        p = self.p
+        if p.right.value in self.candidate.region.parameters:
+            axes = tuple(tuple(p.right.labels.index(x) for x in g) for g in (p.o, p.k, p.n))
+            stride = self.panels * self.K * self.nw
+            pointer = self.w.packed(p.right.value, "panels", (*axes, self.nw), self.O * stride)
+            where = f"{pointer} + {stride} * o + " if self.O > 1 else f"{pointer} + "
+            return Side(f"{where}{self.K * self.nw} * n", self.nw, 1)
+        j = Var("jj", 0, self.N - 1)
+        e = self._plain(p.right, o=self.o, k=self.k, n=j)
+        if e is not None and self.N % self.nw == 0 and e.address.coefficient(j) == 1 and self.M < 6 * self.mr:
+            base = e.address - var(j) - var(self.k) * e.address.coefficient(self.k)
+            return Side(f"{e.pointer} + {text(base)} + {self.nw} * n", e.address.coefficient(self.k), 1)
+        return Side("b", self.nw, 1, packs=True)
+
+    # -- loops around the micro-kernel
+
+    def _by_rows(self, left: Side, right: Side, rows: int) -> Kernel:
+        """Tile: o, a block of rows, and, where there are few rows, a block of panels."""
+        blocks = -(-self.M // rows)
+        if blocks * self.O < 4 and blocks == 1 and self.M > 4 * self.mr and not left.packs:
+            rows = -(-self.M // 4 // self.mr) * self.mr
+            blocks = -(-self.M // rows)
+        spans = 1 if blocks * self.O >= 4 or left.packs else min(self.panels, 4)
+        span = -(-self.panels // spans)
+        spans = -(-self.panels // span)
+        body = [f"const int64_t o = t / {blocks * spans}, m0 = t / {spans} % {blocks} * {rows};",
+                f"const int64_t rows = {f'm0 + {rows} < {self.M} ? {rows} : {self.M} - m0' if self.M % rows else rows};"]  # fmt: skip
+        if left.packs:
+            self.w.local("a", rows * self.K)
+            body += self._pack_left(rows, "m0")
+        last = f"(t % {spans} + 1) * {span}"
+        stop = f"{last} < {self.panels} ? {last} : {self.panels}" if self.panels % span else last
+        body += [f"for (int64_t n = t % {spans} * {span}, n_end = {stop}; n < n_end; ++n) {{",
+                 *self._rows_of_panel(left, right, rows, offset="m0"), "}"]  # fmt: skip
+        return self._done(body, self.O * blocks * spans)
+
+    def _by_panels(self, left: Side, right: Side) -> Kernel:
+        """Tile: o and a block of panels of B, each packed once and used for all rows."""
+        spans = 1 if self.O >= 4 else min(self.panels, 8)
+        span = -(-self.panels // spans)
+        spans = -(-self.panels // span)
+        self.w.local("b", self.K * self.nw)
+        body = [f"const int64_t o = t / {spans};"]
+        if left.packs:
+            if self.M * self.K > 1 << 21:
+                raise Illegal("both operands need packing and the left one is large")
+            self.w.local("a", self.M * self.K)
+            body += self._pack_left(self.M, "0")
+        last = f"(t % {spans} + 1) * {span}"
+        stop = f"{last} < {self.panels} ? {last} : {self.panels}" if self.panels % span else last
+        body += [f"for (int64_t n = t % {spans} * {span}, n_end = {stop}; n < n_end; ++n) {{"]
+        body += ["  " + line for line in self._pack_right()]
+        body += [*self._rows_of_panel(left, right, self.M, offset=""), "}"]
+        return self._done(body, self.O * spans)
+
+    def _done(self, body: list[str], tiles: int) -> Kernel:
+        return self.w.kernel([f"    {line}" for line in body], tiles)
+
+    def _pack_left(self, rows: int, m0: str) -> list[str]:
+        """a[m][k] = left, prologue included; `rows` divides M."""
+        start = const(0) if m0 == "0" else var(Var(m0, 0, self.M - rows))
+        row = loop("r", rows)
+
+        def make(env: Env, decided: Decided) -> list[Store]:
+            k = self._k(env)
+            point = self.p.point(self.p.left.labels, o=var(self.o), m=start + env["r"], k=k)
+            value = Builder(self.leaves, decided).at(self.p.left.value, point)
+            return [Store("a", env["r"] * self.K + k, value)]
+
+        return self._print(nest([row, *self._k_loops()], make))
+
+    def _pack_right(self) -> list[str]:
+        """b[k][j] = right, prologue included; the last panel ends in zeros."""
+        rest = self.N - (self.panels - 1) * self.nw
+        whole = self._packed_panel(self.nw)
+        if rest == self.nw:
+            return whole
+        partial = [f"zero_fill(b, {self.K * self.nw});", *self._packed_panel(rest)]
+        if self.panels == 1:
+            return partial
+        return [f"if (n < {self.panels - 1}) {{", *("  " + x for x in whole), "} else {",
+                *("  " + x for x in partial), "}"]  # fmt: skip
+
+    def _packed_panel(self, width: int) -> list[str]:
+        j = loop("j", width)
+        last = self.panels - 1
+        n = Var("n", 0, last - 1) if width == self.nw and last and self.N % self.nw else self.n
+        n = const(last) if width < self.nw else var(n)
+
+        def make(env: Env, decided: Decided) -> list[Store]:
+            k = self._k(env)
+            at = n * self.nw + env["j"]
+            point = self.p.point(self.p.right.labels, o=var(self.o), k=k, n=at)
+            return [Store("b", k * self.nw + env["j"], Builder(self.leaves, decided).at(self.p.right.value, point))]
+
+        return self._print(nest([*self._k_loops(), j], make))
+
+    def _k_loops(self) -> list[Var]:
+        return [loop(f"k{i}", self.p.extents[x]) for i, x in enumerate(self.p.k)] or [loop("k0", 1)]
+
+    def _k(self, env: Env) -> Index:
+        extents = tuple(self.p.extents[x] for x in self.p.k)
+        return flatten(tuple(env[f"k{i}"] for i in range(len(extents))), extents)
+
+    def _print(self, tree: Sequence[Tree]) -> list[str]:
+        return list(self.w.printer.trees(tree, indent=0))
+
+    # -- the micro-kernel and its epilogue
+
+    def _rows_of_panel(self, left: Side, right: Side, rows: int, offset: str) -> list[str]:
+        fixed = self.M % rows == 0
+        call = f"for_rows<{self.mr}, {rows}>([&](auto mr, int64_t m) {{" if fixed else (
+            f"for_rows<{self.mr}>(rows, [&](auto mr, int64_t m) {{")  # fmt: skip
+        row = f"{offset} + m" if offset else "m"
+        start = "m" if left.packs else row
+        a = f"{left.pointer} + {left.row} * ({start})"
+        lines = [f"  {call}", f"    vf c[mr.value][{self.nv}];", "    zero(c);",
+                 f"    contract<mr.value, {self.nv}>(c, {self.K}, {a}, {left.row}, {left.step}, {right.pointer}, {right.row});"]  # fmt: skip
+        return [*lines, *("    " + x for x in self._epilogue(row)), "  });"]
+
+    def _epilogue(self, row: str) -> list[str]:
+        j = Var("j", 0, self.nw - 1)
+        columns = var(self.n) * self.nw + var(j)
+        anchor = self.p.node.value
+        point = self.p.point(self.p.out, o=var(self.o), m=var(self.m), n=columns)
+        points = forward(self.candidate.region, anchor, point)
+        leaves = {**self.leaves, anchor: accumulator(point)}
+        stores: list[Store] = []
+        for i, token in enumerate(self.candidate.gives):
+            address = const(0)
+            for at, stride in zip(points[token.value], strides_of(token), strict=True):
+                address = address + at * stride
+            stores.append(Store(f"y{i}", address, Builder(leaves, {}).at(token.value, points[token.value])))
+        if not vectorises(stores, j):
+            raise Illegal("the epilogue cannot run on vectors")
+        left = f"{self.N} - {self.nw} * n" if self.N % self.nw else str(self.nw)
+        inner = list(self.w.printer.statements(stores, j))
+        return ["for (int r = 0; r < mr.value; ++r) {", f"  const int64_t i = {row} + r;",
+                f"  panel<{self.nv}>({left}, [&](auto l, int v, int64_t j) {{",
+                *("    " + x for x in inner), "  });", "}"]  # fmt: skip
+
+    def _check_outputs(self) -> None:
+        axes = tuple(const(0) for _ in self.p.node.value.shape)
+        known = forward(self.candidate.region, self.p.node.value, axes)
+        for token in self.candidate.gives:
+            if token.value not in known:
+                raise Illegal("an output is not computed from the contraction element by element")
+            if not memory_order(token.value, token.layout):
+                continue
+
+
+@dataclass(frozen=True)
+class Side:
+    """How the micro-kernel reads an operand: pointer text, step between rows, step along k (left)."""
+
+    pointer: str
+    row: int
+    step: int
+    packs: bool = False
+
+
+def accumulator(expected: Point) -> Leaf:
+    """The accumulators c[r][v] as the value at the tile's own point."""
+
+    def leaf(point: Point) -> Expr:
+        if point != expected:
+            raise Illegal("the epilogue reads the result at another place")
+        return Register("c[r][v]", F32, lanes=True)
+
+    return leaf

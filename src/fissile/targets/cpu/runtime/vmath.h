@@ -1,0 +1,270 @@
+// Elementary functions on vec.h: exp, log, tanh, erf, ... for float and vf (the same bits in each lane, NaN payloads
+// aside) and for double (libm).
+//
+// Errors in units of the last place against exact values, over every finite float, with fma (tests/targets/cpu_runtime
+// checks them): exp 1.1, exp2 1.1, expm1 1.6, log 0.9, log2 2, log1p 1.4, tanh 2.3, sigmoid 2.2, softplus 2.7, erf 1.3,
+// sin and cos 1.6. Below 2^-126 the unit is 2^-149: denormals are rounded, not flushed. tanh, sigmoid and erf reach
+// exactly 0, 1 or -1.
+// Polynomials are minimax fits with coefficients rounded to float one at a time.
+#ifndef FISSILE_VMATH_H
+#define FISSILE_VMATH_H
+
+#include "vec.h"
+
+namespace fissile {
+namespace f32 {
+
+constexpr float infinity = __builtin_inff();
+constexpr float nan = __builtin_nanf("");
+constexpr float log2_e = 1.44269504f;
+constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;      // high has 15 bits: n * high is exact
+constexpr float to_nearest = 0x1.8p23f;                                  // x + it - it rounds x to an integer
+
+// c[0] + x (c[1] + x (c[2] + ...))
+template <class V, class C> FISSILE_INLINE V horner(V, C c) { return broadcast<V>(c); }
+template <class V, class C, class... Cs> FISSILE_INLINE V horner(V x, C c, Cs... rest) {
+  return native_fma(horner(x, rest...), x, broadcast<V>(c));
+}
+
+// y * 2^n, rounded once, for integers n in [-252, 254] (given also as a float).
+template <class V, class I> FISSILE_INLINE V scale(V y, I n, V) {
+  I half = n >> 1;
+  return y * from_bits((half + 127) << 23) * from_bits((n - half + 127) << 23);
+}
+#if defined(FISSILE_AVX512) && !defined(__clang__)
+FISSILE_INLINE vf scale(vf y, vi, vf n) { return __builtin_ia32_scalefps512_mask(y, n, y, (unsigned short)-1, 4); }
+#endif
+
+// x = n ln 2 + r with |r| <= ln(2) / 2;  e^r - 1 = r + r^2 q(r)
+template <class V> struct Reduced { V n; typename of<V>::integer n_int; V r; };
+template <class V> FISSILE_INLINE Reduced<V> reduce_ln2(V x) {
+  V t = fma(x, log2_e, to_nearest);
+  V n = t - to_nearest;
+  return {n, bits(t) - bits(to_nearest), fma(n, -ln2_low, fma(n, -ln2_high, x))};
+}
+template <class V> FISSILE_INLINE V expm1_reduced(V r) {
+  V q = horner(r, 0.5f, 0.166665211f, 0.0416663885f, 0.00836867746f, 0.00139418768f);
+  return fma(q, r * r, r);
+}
+
+template <class V> FISSILE_INLINE V exp(V x) {
+  // beyond these bounds the result is 0 or inf whatever x is
+  Reduced<V> a = reduce_ln2(at_most(at_least(x, -104.0f), 89.0f));
+  return scale(expm1_reduced(a.r) + 1.0f, a.n_int, a.n);
+}
+
+template <class V> FISSILE_INLINE V exp2(V x) {
+  x = at_most(at_least(x, -151.0f), 129.0f);
+  V t = x + to_nearest, n = t - to_nearest, r = x - n;
+  V q = horner(r, 0.693147182f, 0.240226507f, 0.0555040613f, 0.0096180886f, 0.00133366673f, 0.000154514142f, 1.46707525e-05f);
+  return scale(fma(q, r, 1.0f), bits(t) - bits(to_nearest), n);
+}
+
+// e^x - 1 for n in [-126, 127]: 2^n (1 + m) - 1
+template <class V> FISSILE_INLINE V expm1_core(V x) {
+  Reduced<V> a = reduce_ln2(x);
+  V power = from_bits((a.n_int + 127) << 23);
+  return fma(power, expm1_reduced(a.r), power - 1.0f);
+}
+template <class V> FISSILE_INLINE V expm1(V x) {
+  Reduced<V> a = reduce_ln2(at_most(at_least(x, -20.0f), 89.0f));
+  V half_power = from_bits((a.n_int + 126) << 23);      // 2^128 would overflow before the sum does
+  V y = fma(half_power, expm1_reduced(a.r), half_power - 0.5f);
+  return select(abs(x) < 0x1p-24f, x, y + y);
+}
+
+// log(1 + f) for sqrt(1/2) <= 1 + f <= sqrt(2), as f plus what is returned
+template <class V> FISSILE_INLINE V log1p_tail(V f) {
+  V p = horner(f, 0.333333135f, -0.250000089f, 0.200020716f, -0.166679889f, 0.142203584f, -0.124062337f, 0.118835486f,
+               -0.116700977f, 0.0674926788f);
+  V square = f * f;
+  return fma(p * f, square, -0.5f * square);
+}
+constexpr int32_t sqrt_half_bits = 0x3f3504f3;
+
+// x = 2^n m with sqrt(1/2) <= m <= sqrt(2), for x > 0
+template <class V> struct Split { V n; V m; };
+template <class V> FISSILE_INLINE Split<V> split(V x) {
+  auto tiny = x < 0x1p-126f;
+  auto i = bits(select(tiny, x * 0x1p23f, x)) - sqrt_half_bits;
+  return {to_float(i >> 23) + select(tiny, broadcast<V>(-23.0f), broadcast<V>(0.0f)),
+          from_bits((i & 0x7fffff) + sqrt_half_bits)};
+}
+template <class V> FISSILE_INLINE V log_special(V x, V y) {
+  y = select(x < infinity, y, x);
+  return select(x > 0.0f, y, select(x == 0.0f, broadcast<V>(-infinity), broadcast<V>(nan)));
+}
+template <class V> FISSILE_INLINE V log(V x) {
+  Split<V> s = split(x);
+  V f = s.m - 1.0f;
+  return log_special(x, fma(s.n, ln2_high, f + fma(s.n, ln2_low, log1p_tail(f))));
+}
+template <class V> FISSILE_INLINE V log2(V x) {
+  Split<V> s = split(x);
+  V f = s.m - 1.0f, tail = log1p_tail(f);
+  // f log2(e) in two parts, or the last bit of log2(e) would be the error near 1
+  constexpr float e_high = 1.4423828f, e_low = 3.12203984e-04f;
+  return log_special(x, fma(f, e_high, s.n) + fma(tail, log2_e, f * e_low));
+}
+template <class V> FISSILE_INLINE V log1p(V x) {
+  V u = 1.0f + x;
+  auto i = bits(u) - sqrt_half_bits;
+  // 1 + x = 2^n (1 + f): f = x 2^-n + (2^-n - 1) has one rounding
+  auto n = i >> 23;
+  V power = from_bits((127 - n) << 23), f = fma(x, power, power - 1.0f), nf = to_float(n);
+  V y = fma(nf, ln2_high, f + fma(nf, ln2_low, log1p_tail(f)));
+  return select(abs(x) < 0x1p-24f, x, log_special(u, select(x < 0x1p126f, y, log(x))));
+}
+
+template <class V> FISSILE_INLINE V tanh(V x) {
+  V t = at_most(abs(x), 10.0f), e = expm1_core(t + t);
+  return copysign(e / (e + 2.0f), x);
+}
+
+template <class V> FISSILE_INLINE V sigmoid(V x) {
+  V e = exp(-abs(x));
+  return select(x < 0.0f, e, broadcast<V>(1.0f)) / (1.0f + e);
+}
+
+// max(x, 0) + log(1 + e^-|x|), the logarithm as 2 atanh(e / (2 + e))
+template <class V> FISSILE_INLINE V softplus(V x) {
+  V e = exp(-abs(x)), s = e / (2.0f + e), z = s * s;
+  V p = horner(z, 0.333333343f, 0.199998841f, 0.142899811f, 0.110477984f, 0.09408544f, 0.0837339088f);
+  V atanh = fma(p * z, s, s);
+  return at_least(x, 0.0f) + (atanh + atanh);
+}
+
+template <class V> FISSILE_INLINE V erf(V x) {
+  V t = at_most(abs(x), 4.0f), z = t * t;
+  V small = horner(z, 0.128379151f, -0.376124918f, 0.112817682f, -0.0267644022f, 0.00498952018f, -0.000597079401f);
+  V large = horner(t, -1.12863708f, -0.635198057f, -0.106158964f, 0.0236944444f, -0.00361025869f, 0.000314830831f,
+                   -1.04296951e-05f);
+  V y = select(t < 0.9275f, fma(small, t, t), 1.0f - exp(large * t));
+  return copysign(y, x);
+}
+
+// x = n pi / 2 + r; quadrant 0: sin r, 1: cos r, 2: -sin r, 3: -cos r
+constexpr float largest_angle = 48000.0f;      // beyond, three parts of pi / 2 do not suffice: libm in double
+template <class V, class I> FISSILE_INLINE V sin_quadrant(V r, I quadrant) {
+  V z = r * r;
+  V s = horner(z, -0.166666672f, 0.00833337847f, -0.000198525653f, 2.82641486e-06f);
+  V c = horner(z, 0.0416666456f, -0.00138873013f, 2.44306702e-05f);
+  V y = select((quadrant & 1) != 0, fma(c, z * z, fma(z, -0.5f, 1.0f)), fma(s, z * r, r));
+  return from_bits(bits(y) ^ ((quadrant & 2) << 30));
+}
+FISSILE_INLINE float sin_slow(float x) { return float(__builtin_sin(double(x))); }
+FISSILE_INLINE float cos_slow(float x) { return float(__builtin_cos(double(x))); }
+FISSILE_INLINE vf sin_slow(vf x) { return each(x, [](float t) { return sin_slow(t); }); }
+FISSILE_INLINE vf cos_slow(vf x) { return each(x, [](float t) { return cos_slow(t); }); }
+#if defined(FISSILE_FMA)
+template <class V> FISSILE_INLINE V angle(V x, V n) {
+  return fma(n, 1.71512451e-15f, fma(n, 4.37113883e-08f, fma(n, -1.57079637f, x)));
+}
+template <class V> FISSILE_INLINE V sin(V x) {
+  V t = fma(x, 0.636619772f, to_nearest);
+  V y = sin_quadrant(angle(x, t - to_nearest), bits(t) - bits(to_nearest));
+  y = select(x == 0.0f, x, y);      // -0
+  auto fits = abs(x) < largest_angle;
+  return any(fits == 0) ? select(fits, y, sin_slow(x)) : y;
+}
+template <class V> FISSILE_INLINE V cos(V x) {
+  V t = fma(x, 0.636619772f, to_nearest);
+  V y = sin_quadrant(angle(x, t - to_nearest), bits(t) - bits(to_nearest) + 1);
+  auto fits = abs(x) < largest_angle;
+  return any(fits == 0) ? select(fits, y, cos_slow(x)) : y;
+}
+#else
+template <class V> FISSILE_INLINE V sin(V x) { return sin_slow(x); }
+template <class V> FISSILE_INLINE V cos(V x) { return cos_slow(x); }
+#endif
+
+}  // namespace f32
+
+#define FISSILE_UNARY(name)                                          \
+  FISSILE_INLINE vf name(vf x) { return f32::name(x); }              \
+  FISSILE_INLINE float name(float x) { return f32::name(x); }        \
+  FISSILE_INLINE double name(double x) { return __builtin_##name(x); }
+FISSILE_UNARY(exp)
+FISSILE_UNARY(exp2)
+FISSILE_UNARY(expm1)
+FISSILE_UNARY(log)
+FISSILE_UNARY(log2)
+FISSILE_UNARY(log1p)
+FISSILE_UNARY(tanh)
+FISSILE_UNARY(erf)
+FISSILE_UNARY(sin)
+FISSILE_UNARY(cos)
+#undef FISSILE_UNARY
+
+// Rare in networks: libm in each lane.
+#define FISSILE_LANES(name)                                                                                     \
+  FISSILE_INLINE float name(float x) { return __builtin_##name##f(x); }                                         \
+  FISSILE_INLINE vf name(vf x) { return each(x, [](float t) { return __builtin_##name##f(t); }); }              \
+  FISSILE_INLINE double name(double x) { return __builtin_##name(x); }
+FISSILE_LANES(tan)
+FISSILE_LANES(sinh)
+FISSILE_LANES(cosh)
+FISSILE_LANES(asin)
+FISSILE_LANES(acos)
+FISSILE_LANES(atan)
+FISSILE_LANES(asinh)
+FISSILE_LANES(acosh)
+FISSILE_LANES(atanh)
+#undef FISSILE_LANES
+
+// In double, because x^y multiplies the error of log x by y log x.
+FISSILE_INLINE float pow(float x, float y) { return float(__builtin_pow(double(x), double(y))); }
+FISSILE_INLINE double pow(double x, double y) { return __builtin_pow(x, y); }
+FISSILE_INLINE vf pow(vf x, vf y) { return each(x, y, [](float s, float t) { return pow(s, t); }); }
+FISSILE_INLINE vf pow(vf x, float y) { return pow(x, splat(y)); }
+FISSILE_INLINE vf pow(float x, vf y) { return pow(splat(x), y); }
+
+// fmod has the sign of x (C, ONNX Mod fmod=1), mod the sign of y (Python, ONNX Mod fmod=0).
+FISSILE_INLINE float fmod(float x, float y) { return __builtin_fmodf(x, y); }
+FISSILE_INLINE double fmod(double x, double y) { return __builtin_fmod(x, y); }
+FISSILE_INLINE vf fmod(vf x, vf y) { return each(x, y, [](float s, float t) { return __builtin_fmodf(s, t); }); }
+FISSILE_INLINE vf fmod(vf x, float y) { return fmod(x, splat(y)); }
+template <class T> FISSILE_INLINE T mod(T x, T y) {
+  if constexpr (T(1) / T(2) == T(0)) {
+    T r = T(x % y);
+    return r != 0 && (r < 0) != (y < 0) ? T(r + y) : r;
+  } else {
+    T r = fmod(x, y);
+    return r != 0 && (r < 0) != (y < 0) ? r + y : r;
+  }
+}
+FISSILE_INLINE vf mod(vf x, vf y) { return each(x, y, [](float s, float t) { return mod(s, t); }); }
+FISSILE_INLINE vf mod(vf x, float y) { return mod(x, splat(y)); }
+
+// ---- activations ----------------------------------------------------------------------------------------------------
+
+FISSILE_INLINE vf sigmoid(vf x) { return f32::sigmoid(x); }
+FISSILE_INLINE float sigmoid(float x) { return f32::sigmoid(x); }
+FISSILE_INLINE double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+FISSILE_INLINE vf softplus(vf x) { return f32::softplus(x); }
+FISSILE_INLINE float softplus(float x) { return f32::softplus(x); }
+FISSILE_INLINE double softplus(double x) { return max(x, 0.0) + log1p(exp(-abs(x))); }
+
+template <class V> FISSILE_INLINE V silu(V x) { return x * sigmoid(x); }
+// x tanh(log(1 + e^x)) = x n / (n + 2) with n = e^x (e^x + 2): one exponential
+template <class V> FISSILE_INLINE V mish(V x) {
+  V e = exp(at_most(x, 20.0f)), n = e * (e + broadcast<V>(2));
+  return select(x > broadcast<V>(20), x, x * (n / (n + broadcast<V>(2))));
+}
+template <class V> FISSILE_INLINE V gelu(V x) {
+  V half = broadcast<V>(0.5) * x;
+  return fma(half, erf(x * broadcast<V>(0.70710678118654752)), half);
+}
+template <class V> FISSILE_INLINE V gelu_tanh(V x) {
+  V half = broadcast<V>(0.5) * x, cubic = fma(broadcast<V>(0.044715) * x * x, x, x);
+  return fma(half, tanh(broadcast<V>(0.79788456080286536) * cubic), half);
+}
+template <class V> FISSILE_INLINE V hardsigmoid(V x, float a, float b) { return clip(fma(x, a, b), 0.0f, 1.0f); }
+template <class V> FISSILE_INLINE V hardswish(V x) { return x * hardsigmoid(x, 0.166666667f, 0.5f); }
+template <class V> FISSILE_INLINE V elu(V x, float a) { return select(x < V(), a * expm1(x), x); }
+template <class V> FISSILE_INLINE V leaky_relu(V x, float a) { return select(x < V(), a * x, x); }
+template <class V> FISSILE_INLINE V softsign(V x) { return x / (broadcast<V>(1) + abs(x)); }
+
+}  // namespace fissile
+
+#endif
