@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import tempfile
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -154,7 +155,7 @@ class _Library:
 
     def __init__(self, path: Path, prefix: str):
         try:
-            library = ctypes.CDLL(str(path.resolve()))
+            library = _opened(path.resolve())
             self._functions = {
                 name: _typed(getattr(library, f"{prefix}_{name}"), *kinds)
                 for name, kinds in _SIGNATURES.items()
@@ -175,6 +176,17 @@ class _Library:
             self._functions["run"](model, inputs, outputs)
         else:
             self._functions["profile"](model, inputs, outputs, times)
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    """The library of exactly this file. The dynamic linker knows libraries by their path: a name of its
+    own keeps it from handing out the library that an earlier artifact had at the same place."""
+    if not path.is_file():
+        raise OSError("no such file")
+    with tempfile.TemporaryDirectory(prefix="fissile-") as folder:
+        link = Path(folder) / path.name
+        link.symlink_to(path)
+        return ctypes.CDLL(str(link))
 
 
 _POINTER = ctypes.c_void_p

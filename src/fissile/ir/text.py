@@ -163,12 +163,12 @@ def parse(source: str, constants: Mapping[str, np.ndarray] | None = None, fresh:
 class _Parser:
     def __init__(self, source: str, constants: Mapping[str, np.ndarray], fresh: bool):
         self.source, self.constants, self.fresh = source, constants, fresh
-        self.at = 0
+        self.at = self.mark = 0  # behind the token; where the statement begins
         self.kind, self.token = "", ""
         self.step()
 
     def fault(self, what: str) -> ModelError:
-        line = self.source.count("\n", 0, self.at) + 1
+        line = self.source.count("\n", 0, self.mark) + 1
         return ModelError(f"graph text, line {line}: {what}")
 
     def step(self) -> str:
@@ -218,6 +218,7 @@ class _Parser:
             node, origin = self.node(values)
             if origin:
                 provenance[node] = origin
+        self.mark = self.at
         for label, _ in (*inputs, *outputs):
             if label not in values:
                 raise self.fault(f"{label} is not defined")
@@ -245,6 +246,7 @@ class _Parser:
         return found
 
     def node(self, values: dict[str, Value]) -> tuple[Node, tuple[str, ...]]:
+        self.mark = self.at
         labels = self.listed("value")
         self.take("=")
         prim = self.kinded("word")

@@ -72,7 +72,7 @@ def call(
     supplied = list(inputs)
     for name, parameter in rule.signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
-            arguments += supplied
+            arguments += [_present(v, name) for v in supplied]
             supplied = []
         elif parameter.kind is parameter.KEYWORD_ONLY:
             if name in ("opset", "outputs"):
@@ -87,6 +87,12 @@ def call(
         raise ModelError("it has more inputs than are supported")
     result = rule.apply(*arguments, **named)
     return (result,) if isinstance(result, Value) else tuple(result)
+
+
+def _present(value: Value | None, name: str) -> Value:
+    if value is None:
+        raise ModelError(f"one of its inputs {name} is missing")
+    return value
 
 
 def _positional(parameter: inspect.Parameter, supplied: list[Any], left: dict[str, Any]) -> Any:

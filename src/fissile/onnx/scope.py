@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fissile.errors import ModelError, shown
 from fissile.ir.graph import Node, Value
 from fissile.ir.prims import constant
 from fissile.onnx import fission as families
+from fissile.onnx.body import defaults, function_of
 from fissile.onnx.fold import fold
 from fissile.onnx.order import live, title
 from fissile.onnx.read import Tensors
@@ -41,6 +43,7 @@ class Scope:
     given: Mapping[str, Any] = field(default_factory=dict)  # attributes of the calling node
     depth: int = 0
     under: str = ""  # the node whose body this is
+    origin: str = ""  # the node that all nodes here stem from, where ONNX itself gave the body
 
     def run(
         self, nodes: Sequence[NodeProto], outputs: Sequence[str], own: Collection[str]
@@ -55,13 +58,10 @@ class Scope:
         inputs = [self.values[name] if name else None for name in node.input]
         try:
             results = self._apply(node, inputs)
-            for name, value in zip(node.output, results, strict=False):
+            for name, value in zip_longest(node.output, results[: len(node.output)]):
                 if name:
-                    _check_size(value)
+                    _check_result(name, value)
                     self.values[name] = value
-            missing = [o for o in node.output[len(results) :] if o]
-            if missing:
-                raise ModelError(f"its output {shown(missing[0])} is not supported")
         except RecursionError:
             raise
         except Fault as fault:
@@ -69,14 +69,14 @@ class Scope:
         except _REASONS as error:
             raise Fault(_sentence(node, inputs, error)) from error
 
-    def _apply(self, node: NodeProto, inputs: list[Value | None]) -> Sequence[Value]:
+    def _apply(self, node: NodeProto, inputs: list[Value | None]) -> Sequence[Value | None]:
         borders = {v for v in inputs if v is not None}
-        name = self.under + title(node)
+        name = self.origin or self.under + title(node)
         attributes = self._attributes(node, borders, name)
         domain = "" if node.domain == "ai.onnx" else node.domain
         function = self.functions.get((domain, node.op_type))
         if function is not None:
-            return self._call(function, inputs, attributes, name)
+            return self._call(function, inputs, node.output, attributes, name)
         opset = self.opsets.get(domain)
         if opset is None:
             raise ModelError(f"the model imports no opset for the domain {shown(domain)}")
@@ -84,7 +84,11 @@ class Scope:
         check(schema, inputs, attributes, len(node.output))
         rule = rule_for(domain, node.op_type, opset)
         if rule is None:
-            raise ModelError("the operator is not supported yet")
+            body = function_of(schema, node, inputs, attributes, opset)
+            if body is None:
+                raise ModelError("the operator is not supported yet")
+            given = defaults(schema) | attributes
+            return self._call(body, inputs, node.output, given, name, origin=name)
         results = call(rule, inputs, attributes, opset, len(node.output))
         folded, primitives = fold(results, borders)
         for primitive in primitives:
@@ -144,16 +148,22 @@ class Scope:
         self,
         function: FunctionProto,
         inputs: Sequence[Value | None],
+        outputs: Sequence[str],
         attributes: dict[str, Any],
         name: str,
-    ) -> tuple[Value, ...]:
+        origin: str = "",
+    ) -> list[Value | None]:
+        """The function's results, None where the caller does not ask for one."""
         if len(inputs) > len(function.input):
             raise ModelError(f"the function takes {len(function.input)} inputs, not {len(inputs)}")
         values = {n: v for n, v in zip(function.input, inputs, strict=False) if v is not None}
         given = {a.name: self._plain(a) for a in function.attribute_proto} | attributes
         inner = self._inner(values, name)
-        inner = replace(inner, given=given, opsets=versions(function.opset_import))
-        return inner.run(function.node, list(function.output), function.input)
+        opsets = {**self.opsets, **versions(function.opset_import)}
+        inner = replace(inner, given=given, opsets=opsets, origin=origin)
+        wanted = [own for own, asked in zip(function.output, outputs, strict=False) if asked]
+        results = dict(zip(wanted, inner.run(function.node, wanted, function.input), strict=True))
+        return [results.get(name) for name in function.output]
 
 
 class Fault(ModelError):
@@ -172,7 +182,9 @@ def _sentence(node: NodeProto, inputs: Sequence[Value | None], error: Exception)
     return f"node {shown(title(node))} ({operator} of {types or 'nothing'}): {error}"
 
 
-def _check_size(value: Value) -> None:
+def _check_result(name: str, value: Value | None) -> None:
+    if value is None:
+        raise ModelError(f"its output {shown(name)} is not supported")
     if value.type.numel > ELEMENTS_LIMIT:
         raise ModelError(f"its result {value.type} is too large")
 

@@ -218,19 +218,20 @@ def token_landmarks(problem: Problem) -> Landmarks:
     return find_landmarks(problem.columns, problem.free, len(problem.value_of), marks)
 
 
-def _adapters_between(problem: Problem) -> dict[tuple[int, int], float]:
-    """(token read, token given) -> the least cost of one adapter."""
-    cheapest: dict[tuple[int, int], float] = {}
+Ends = tuple[frozenset[int], frozenset[int]]
+
+
+def _adapters_between(problem: Problem) -> dict[Ends, float]:
+    """(what is read, what is given) -> the least cost of one adapter; presolve hides free tokens."""
+    cheapest: dict[Ends, float] = {}
     for column in problem.columns:
         if column.is_adapter:
-            pair = (*column.needs, *column.gives)
-            cheapest[pair] = min(column.cost, cheapest.get(pair, column.cost))
+            ends = (column.needs, column.gives)
+            cheapest[ends] = min(column.cost, cheapest.get(ends, column.cost))
     return cheapest
 
 
-def _is_detour(
-    problem: Problem, direct: dict[tuple[int, int], float], j: int, k: int
-) -> bool:
+def _is_detour(problem: Problem, direct: dict[Ends, float], j: int, k: int) -> bool:
     """May adapter k: b -> c ignore adapter j: a -> b?
 
     Yes if a = c, as k is then removable, or if some a -> c costs no more than k.  Take an optimal
@@ -238,10 +239,11 @@ def _is_detour(
     giver of b such a j, putting a -> c for k would shorten a chain at no cost.  With two layouts this
     is every j, the row of section 9.
     """
-    if problem.columns[j].region:
+    first, second = problem.columns[j], problem.columns[k]
+    if not first.is_adapter:
         return False
-    (a,), (c,) = problem.columns[j].needs, problem.columns[k].gives
-    return a == c or direct.get((a, c), float("inf")) <= problem.columns[k].cost
+    bypass = direct.get((first.needs, second.gives), float("inf"))
+    return first.needs == second.gives or bypass <= second.cost
 
 
 def required(problem: Problem) -> frozenset[int]:

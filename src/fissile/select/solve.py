@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fissile.select.cuts import executable_order, founded_rows, is_solution, prune
+from fissile.select.cuts import founded_rows, is_solution, prune
 from fissile.select.highs import Model
 from fissile.select.incumbent import cheap_solution
 from fissile.select.program import ALL_ROWS, Problem, Row, check, rows
@@ -79,8 +79,12 @@ class _Search:
         if cost_of(self.problem, chosen) < self.cost:
             self.best = tuple(chosen)
 
+    def prove(self, bound: float) -> None:
+        self.bound = max(self.bound, bound)
+
     def note_first(self, rest: Reduced, relaxed: Relaxation) -> None:
-        """Size and reduced costs of the first relaxation."""
+        """Bound, size and reduced costs of the first relaxation, which has dropped nothing."""
+        self.prove(relaxed.bound)
         self.columns = len(rest.problem.columns)
         spread: list[float | None] = [None] * len(self.problem.columns)
         for k, d in zip(rest.origin, relaxed.reduced, strict=False):
@@ -113,7 +117,7 @@ def select(
         bound = _explore(search, reduce(problem), (), float("inf"))
     else:
         bound = _branch(search, Reduced(problem, tuple(range(len(problem.columns)))), ())
-    search.bound = min(bound, search.goal)
+    search.prove(min(bound, search.goal))
     return _report(search, time.monotonic() - begin)
 
 

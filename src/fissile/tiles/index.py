@@ -116,12 +116,32 @@ def _sum(terms: Iterable[tuple[Var | Fn, int]], constant: int) -> Index:
                 rest = [(a, k) for a, k in total.items() if a not in (atom, quotient)]
                 inner = atom.args[0]
                 return _sum([*rest, *((a, k * c) for a, k in inner.terms)], constant + c * inner.constant)
+    constant += _recombine(total)
     kept = [(a, c) for a, c in total.items() if c]
     for atom, c in kept:
         if atom.lo == atom.hi:
             constant += c * atom.lo
     kept = [(a, c) for a, c in kept if a.lo != a.hi]
     return Index(tuple(sorted(kept, key=lambda t: (-abs(t[1]), repr(t[0])))), constant)
+
+
+def _recombine(total: dict[Var | Fn, int]) -> int:
+    """b (e // b) + e % b = e, in place; the constant that this adds."""
+    added = 0
+    while True:
+        for atom, c in total.items():
+            if not (c and isinstance(atom, Fn) and atom.name == "mod"):
+                continue
+            e, b = atom.args[0], int(atom.params[0])
+            quotient = floordiv(e, b).terms
+            if len(quotient) == 1 and total.get(quotient[0][0], 0) == c * b * quotient[0][1]:
+                break
+        else:
+            return added
+        total[atom] = total[quotient[0][0]] = 0
+        for inner, k in e.terms:
+            total[inner] = total.get(inner, 0) + c * k
+        added += c * e.constant
 
 
 def const(value: int) -> Index:
@@ -144,12 +164,25 @@ def _split(e: Index, c: int) -> tuple[Index, Index]:
     return quotient + shift, rest - shift * c
 
 
+def _scaled(e: Index, c: int) -> tuple[int, Index, Index] | None:
+    """(k, big, small) with e = k big + small, 0 <= small < k and k a factor of c: then
+    e // c = big // (c / k) and e % c = k (big % (c / k)) + small."""
+    for k in sorted({math.gcd(coefficient, c) for _, coefficient in e.terms}, reverse=True):
+        small = _sum([(a, q) for a, q in e.terms if q % k], e.constant % k)
+        if k > 1 and small.lo >= 0 and small.hi < k:
+            return k, _sum([(a, q // k) for a, q in e.terms if q % k == 0], e.constant // k), small
+    return None
+
+
 def floordiv(e: Index, c: int) -> Index:
     if c == 1:
         return e
     quotient, rest = _split(e, c)
     if rest.hi < c:
         return quotient
+    if (scaled := _scaled(rest, c)) is not None:
+        k, big, _ = scaled
+        return quotient + floordiv(big, c // k)
     if (parts := _coarse(rest, c)) is not None:
         step, coarse, _ = parts
         return quotient + floordiv(coarse, c // step)

@@ -299,11 +299,14 @@ _SCALAR_ONLY = {"cast", "not", "mod", "fmod", "is_nan", "is_inf", "xor"}
 
 
 def vectorises(statements: Sequence[Statement], lane: Var) -> bool:
-    """May these statements run with `lane` as the vector axis?"""
-    if lane.extent < 4:
-        return False
+    """Is it right and worth it to run these statements with `lane` as the vector axis?"""
+    return lane.extent >= 4 and fits_lanes(statements, lane)
+
+
+def fits_lanes(statements: Sequence[Statement], lane: Var) -> bool:
+    """Is it right to run these statements with `lane` as the vector axis?"""
     return all(
-        (not isinstance(s, Store) or _unit(s.address, lane))
+        (not isinstance(s, Store) or lane.extent == 1 or _unit(s.address, lane))
         and s_dtype(s.value) is F32
         and all(_lane_safe(e, lane) for e in expressions(s.value))
         for s in statements

@@ -7,6 +7,7 @@ from functools import reduce
 
 import numpy as np
 
+from fissile.errors import ModelError
 from fissile.ir.graph import Operand, Value
 from fissile.ir.prims import (
     cast,
@@ -151,6 +152,8 @@ _LARGEST = {"f8e4m3fn": 448.0, "f8e4m3fnuz": 240.0, "f8e5m2": 57344.0, "f8e5m2fn
 
 def converted(x: Value, to: DType, saturate: bool = True) -> Value:
     """A cast; to 8-bit floats it saturates, infinities included, where asked."""
+    if to.name == "f8e8m0" and x.type.dtype != to:
+        raise ModelError("rounding to powers of two (float8e8m0) is not supported")
     top = _LARGEST.get(to.name)
     if top is not None and saturate and x.type.dtype.name not in _LARGEST:
         x = clip(x, -top, top)
@@ -160,7 +163,7 @@ def converted(x: Value, to: DType, saturate: bool = True) -> Value:
 @fission("BitCast")
 def bit_cast(x, *, to):
     if x.is_constant:
-        return constant(np.ascontiguousarray(x.array).view(BY_ONNX[to].numpy))
+        return constant(x.array.reshape(-1).view(BY_ONNX[to].numpy).reshape(x.shape))
     raise ValueError("reinterpreting bits is supported for constants only")
 
 

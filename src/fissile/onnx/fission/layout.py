@@ -175,12 +175,13 @@ def depth_to_space(x, *, blocksize, mode="DCR"):
 
 
 @fission("SpaceToDepth")
-def space_to_depth(x, *, blocksize):
+def space_to_depth(x, *, blocksize, mode="DCR"):
     n, c, h, w = x.shape
     b = blocksize
     if h % b or w % b:
         raise ModelError(f"the map does not divide into blocks of {b}")
-    y = transpose(reshape(x, (n, c, h // b, b, w // b, b)), (0, 3, 5, 1, 2, 4))
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    y = transpose(reshape(x, (n, c, h // b, b, w // b, b)), order)
     return reshape(y, (n, c * b * b, h // b, w // b))
 
 

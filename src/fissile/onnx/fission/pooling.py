@@ -8,12 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import numpy as np
 
 from fissile.errors import ModelError
 from fissile.ir.graph import Value
-from fissile.ir.prims import abs_, constant, pow_, reduce_max, reduce_mean, reduce_sum, reshape, window
+from fissile.ir.prims import (
+    abs_,
+    constant,
+    equal,
+    minimum,
+    pow_,
+    reduce_max,
+    reduce_mean,
+    reduce_sum,
+    reshape,
+    slice_,
+    where,
+    window,
+)
 from fissile.ir.semantics import windowed
 from fissile.onnx.fission.convolution import spatial, spatial_pads
 from fissile.onnx.fission.layout import padded
@@ -44,7 +59,7 @@ def _with_ceiling(
 @fission("MaxPool")
 def max_pool(
     x, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, dilations=None, pads=None, storage_order=0,
-    strides=None,
+    strides=None, outputs,
 ):  # fmt: skip
     kernel, strides, dilations = spatial(x, kernel_shape, strides, dilations)
     lo, hi = spatial_pads(x.shape[2:], kernel, strides, dilations, pads, auto_pad)
@@ -52,8 +67,42 @@ def max_pool(
         lo, hi = _with_ceiling(x.shape[2:], kernel, strides, dilations, (lo, hi))
     dtype = x.type.dtype
     lowest = -math.inf if dtype.is_float else np.iinfo(dtype.numpy).min
-    x = padded(x, (0, 0, *lo), (0, 0, *hi), fill=lowest)
-    return window("window_max", x, kernel, strides, dilations)
+    wide = padded(x, (0, 0, *lo), (0, 0, *hi), fill=lowest)
+    y = window("window_max", wide, kernel, strides, dilations)
+    if outputs == 1:
+        return y
+    order = "F" if storage_order else "C"
+    return y, _winner(wide, y, _numbers(x, lo, hi, order), kernel, strides, dilations)
+
+
+def _numbers(x: Value, lo: Sequence[int], hi: Sequence[int], order: Any) -> np.ndarray:
+    """Every element's position in the flattened x; padding gets a position beyond all."""
+    n, c, *shape = x.shape
+    inner = np.arange(math.prod(shape)).reshape(shape, order=order)
+    number = np.arange(n * c).reshape(n, c, *[1] * len(shape)) * inner.size + inner
+    widths = [(0, 0), (0, 0), *zip(lo, hi, strict=True)]
+    return np.pad(number, widths, constant_values=x.type.numel)
+
+
+def _winner(
+    x: Value,
+    best: Value,
+    number: np.ndarray,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> Value:
+    """The first position that holds each window's maximum: one comparison per tap."""
+    result = constant(number.max())
+    for tap in product(*(range(k) for k in kernel)):
+        start = (0, 0, *(t * d for t, d in zip(tap, dilations, strict=True)))
+        step = (1, 1, *strides)
+        cut = tuple(
+            slice(b, b + (s - 1) * d + 1, d) for b, s, d in zip(start, best.shape, step, strict=True)
+        )
+        here = where(equal(slice_(x, start, best.shape, step), best), constant(number[cut]), result)
+        result = minimum(result, here)
+    return result
 
 
 @fission("AveragePool")

@@ -30,7 +30,7 @@ from fissile.ir.prims import (
     where,
 )
 from fissile.onnx.fission.layout import along
-from fissile.onnx.rule import Ints, fission
+from fissile.onnx.rule import fission
 
 STEPS_LIMIT = 512
 
@@ -50,6 +50,19 @@ class _Cell:
     activations: tuple[Activation, ...]
     clip: float | None
     hidden: int
+    lengths: Value | None  # steps of every sequence of the batch; None: all
+
+    def kept(self, t: int, new: Value, old: Value | None) -> Value:
+        """The state after step t, which sequences that are shorter do not take."""
+        if self.lengths is None:
+            return new
+        old = broadcast(_zero(new), new.shape) if old is None else old
+        return where(self.alive(t), new, old)
+
+    def alive(self, t: int) -> Value:
+        assert self.lengths is not None
+        within = less(constant(t, self.lengths.type.dtype), self.lengths)
+        return reshape(within, (self.lengths.type.numel, 1))
 
     def clipped(self, x: Value) -> Value:
         return x if self.clip is None else clip(x, -self.clip, self.clip)
@@ -64,7 +77,7 @@ class _Cell:
 
 @fission("LSTM")
 def lstm(
-    x, w, r, b=None, sequence_lens: Ints | None = None, initial_h=None, initial_c=None, p=None, *,
+    x, w, r, b=None, sequence_lens=None, initial_h=None, initial_c=None, p=None, *,
     activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
     hidden_size=None, input_forget=0, layout=0,
 ):  # fmt: skip
@@ -77,7 +90,7 @@ def lstm(
 
 @fission("GRU")
 def gru(
-    x, w, r, b=None, sequence_lens: Ints | None = None, initial_h=None, *, activation_alpha=None,
+    x, w, r, b=None, sequence_lens=None, initial_h=None, *, activation_alpha=None,
     activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None, layout=0,
     linear_before_reset=0,
 ):  # fmt: skip
@@ -89,7 +102,7 @@ def gru(
 
 @fission("RNN")
 def rnn(
-    x, w, r, b=None, sequence_lens: Ints | None = None, initial_h=None, *, activation_alpha=None,
+    x, w, r, b=None, sequence_lens=None, initial_h=None, *, activation_alpha=None,
     activation_beta=None, activations=("Tanh", "Tanh"), clip=None, direction="forward", hidden_size=None,
     layout=0,
 ):  # fmt: skip
@@ -109,15 +122,15 @@ def _run(steps, x, w, r, b, lengths, h, c, p, names, clip_at, direction, layout)
     time, directions, hidden = x.shape[0], w.shape[0], r.shape[2]
     if time > STEPS_LIMIT:
         raise ModelError(f"{time} time steps exceed the {STEPS_LIMIT} that can be unrolled")
-    if lengths is not None and set(lengths) != {time}:
-        raise ModelError("sequence_lens shorter than the input are not supported")
+    if lengths is not None and lengths.is_constant and bool(np.all(lengths.array == time)):
+        lengths = None
     if directions != (2 if direction == "bidirectional" else 1):
         raise ModelError(f"{directions} sets of weights do not fit direction {direction!r}")
     each = len(names) // directions
     results = []
     for d in range(directions):
         parts = [None if v is None else _row(v, d) for v in (w, r, b, h, c, p)]
-        cell = _Cell(*parts, names[d * each :][:each], clip_at, hidden)
+        cell = _Cell(*parts, names[d * each :][:each], clip_at, hidden, lengths)
         backwards = direction == "reverse" or d == 1
         results.append(_one_direction(steps, cell, x, backwards))
     y = _joined([ys for ys, _, _ in results], 1)
@@ -142,8 +155,11 @@ def _one_direction(steps, cell: _Cell, x: Value, backwards: bool):
     order = range(time)[::-1] if backwards else range(time)
     hs, c = steps(cell, x, order)
     zero = broadcast(constant(0, x.type.dtype), (batch, cell.hidden))
-    by_time = sorted(zip(order, hs, strict=True), key=lambda pair: pair[0])
-    ys = _joined([h for _, h in by_time], 0)
+    if cell.lengths is None:
+        shown = hs
+    else:
+        shown = [where(cell.alive(t), h, 0.0) for t, h in zip(order, hs, strict=True)]
+    ys = _joined(shown[::-1] if backwards else shown, 0)
     return ys, (hs[-1] if hs else cell.h or zero), c
 
 
@@ -177,10 +193,10 @@ def _lstm_steps(cell: _Cell, x: Value, order: Sequence[int]):
             zi, zo, zf, _ = _split(z, 4)
             i, forget = (f(cell.clipped(_plus(a, _peep(q, c)))) for a, q in ((zi, pi), (zf, pf)))
         new = g(cell.clipped(along(z, 1, 3 * n, n)))
-        c = i * new if c is None else forget * c + i * new
+        fresh = i * new if c is None else forget * c + i * new
         if cell.peephole is not None:
-            o = f(cell.clipped(zo + po * c))
-        h = o * h_of(c)
+            o = f(cell.clipped(zo + po * fresh))
+        h, c = cell.kept(t, o * h_of(fresh), h), cell.kept(t, fresh, c)
         hs.append(h)
     return hs, c
 
@@ -204,7 +220,7 @@ def _gru_steps(cell: _Cell, x: Value, order: Sequence[int]):
         z, reset = _split(f(cell.clipped(_plus(along(row, 1, 0, 2 * n), _recurrent(h, r_zr)))), 2)
         inner = along(row, 1, 2 * n, n)
         new = g(cell.clipped(inner if h is None else inner + contract(reset * h, r_h, "bh,gh->bg")))
-        h = (1.0 - z) * new if h is None else (1.0 - z) * new + z * h
+        h = cell.kept(t, (1.0 - z) * new if h is None else (1.0 - z) * new + z * h, h)
         hs.append(h)
     return hs, None
 
@@ -222,7 +238,7 @@ def _gru_linear_first(cell: _Cell, x: Value, order: Sequence[int]):
         parts = [along(rec, rec.rank - 1, k * n, n) for k in range(3)]
         z, reset = (f(cell.clipped(a + b)) for a, b in zip(_split(row, 3)[:2], parts[:2], strict=True))
         new = g(cell.clipped(along(row, 1, 2 * n, n) + reset * parts[2]))
-        h = (1.0 - z) * new if h is None else (1.0 - z) * new + z * h
+        h = cell.kept(t, (1.0 - z) * new if h is None else (1.0 - z) * new + z * h, h)
         hs.append(h)
     return hs, None
 
@@ -231,7 +247,7 @@ def _rnn_steps(cell: _Cell, x: Value, order: Sequence[int]):
     (f,) = cell.activations
     pre, h, hs = _inputs(cell, x, 1, True), cell.h, []
     for t in order:
-        h = f(cell.clipped(_plus(_row(pre, t), _recurrent(h, cell.r))))
+        h = cell.kept(t, f(cell.clipped(_plus(_row(pre, t), _recurrent(h, cell.r)))), h)
         hs.append(h)
     return hs, None
 

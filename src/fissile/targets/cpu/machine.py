@@ -1,56 +1,61 @@
-"""What code generation must know of a CPU: vector length, registers, caches. Read from the system once."""
+"""What generated code is fitted to: vector length, registers, cache sizes, threads. Data, and how it is found."""
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fissile.targets.cpu.host import cpu_flags, usable_threads
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
 
 @dataclass(frozen=True)
 class Machine:
-    """`vl` floats fill a vector register; `registers` of them exist; sizes in bytes; `threads` cores."""
+    """`vl` is the number of floats in a vector: VL of runtime/vec.h, which kernels assert."""
 
-    vl: int
-    registers: int
-    l1_bytes: int
-    l2_bytes: int
-    l3_bytes: int
-    threads: int
-
-
-def _cache_bytes(level: int, otherwise: int) -> int:
-    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        try:
-            if int((index / "level").read_text()) == level and "I" not in (index / "type").read_text():
-                size = (index / "size").read_text().strip()
-                return int(size.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(size[-1], 0)
-        except (OSError, ValueError):
-            continue
-    return otherwise
-
-
-def _flags() -> set[str]:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    return {w for line in text.splitlines() if line.startswith("flags") for w in line.split()}
+    vl: int = 8
+    registers: int = 16
+    l1_bytes: int = 32 << 10
+    l2_bytes: int = 512 << 10
+    l3_bytes: int = 8 << 20
+    threads: int = 1
 
 
 @cache
 def this_machine() -> Machine:
-    """The machine that runs this. Unknown systems get 4 floats and cautious caches."""
-    flags, arm = _flags(), platform.machine() in ("aarch64", "arm64")
-    wide = {"avx512f", "avx512vl", "avx512bw", "avx512dq"} <= flags
-    vl = 16 if wide else 8 if "avx" in flags else 4
+    """The processor that this process runs on; a modest one where the system does not say."""
+    vl, registers = _vectors(cpu_flags() or frozenset())
+    found, plain = _caches(CACHES), Machine()
     return Machine(
-        vl=vl,
-        registers=32 if wide or arm else 16,
-        l1_bytes=_cache_bytes(1, 32 << 10),
-        l2_bytes=_cache_bytes(2, 512 << 10),
-        l3_bytes=_cache_bytes(3, 8 << 20),
-        threads=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        vl,
+        registers,
+        found.get(1, plain.l1_bytes),
+        found.get(2, plain.l2_bytes),
+        found.get(3, plain.l3_bytes),
+        usable_threads(),
     )
+
+
+def _vectors(flags: frozenset[str]) -> tuple[int, int]:
+    """(vector length, registers), the choice that runtime/vec.h makes from the compiler's macros."""
+    if {"avx512f", "avx512dq"} <= flags:
+        return 16, 32
+    if "avx" in flags:
+        return 8, 16
+    return 4, 32 if "asimd" in flags else 16
+
+
+def _caches(folder: Path) -> dict[int, int]:
+    """level -> bytes of the data or unified cache."""
+    sizes: dict[int, int] = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+            if kind != "Instruction":
+                sizes[int(level)] = int(size.rstrip("KMG")) * _UNITS.get(size[-1:], 1)
+        except (OSError, ValueError):
+            continue
+    return sizes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fissile.select import Column, Problem
 
@@ -257,16 +257,44 @@ def network(kind: str, blocks: int, seed: int = 0, **options) -> Problem:
     return problem_of(net, (out,), seed, **options)
 
 
-def random_problem(seed: int, primitives: int = 6, limit: int = 3) -> Problem:
+def random_problem(seed: int, primitives: int = 8, limit: int = 3) -> Problem:
     """A layered graph for brute force: two layouts, adapters, recomputation, two outputs at times."""
     rng = random.Random(seed)
     net = Primitives()
     values = [net.add("input", (), 1.0) for _ in range(rng.choice((1, 1, 2)))]
-    for _ in range(rng.randint(2, primitives)):
+    for _ in range(rng.randint(3, primitives)):
         kind = rng.choice(("conv", "matmul", "ew", "ew", "ew", "reduce", "layout"))
         recent = values[-4:]
-        reads = tuple(dict.fromkeys(rng.choices(recent, k=rng.choice((1, 1, 2)))))
+        reads = tuple(dict.fromkeys(rng.choices(recent, k=rng.choice((1, 2, 2)))))
         values.append(net.add(kind, reads, rng.uniform(0.5, 4), rng.uniform(0.5, 8)))
     made = [v for v in values if net.kinds[v] != "input"]
     outputs = tuple(sorted({made[-1], rng.choice(made)}))
-    return problem_of(net, outputs, seed, limit=limit, heavy=rng.choice((1, 2)), layouts=rng.choice((1, 2)))
+    heavy, layouts = rng.choice((1, 2)), rng.choice((1, 2, 2, 3))
+    problem = problem_of(net, outputs, seed, limit, heavy, layouts, noise=0.95)
+    # not every kernel is legal: what is left must adapt, recompute or wait
+    legal = tuple(c for c in problem.columns if rng.random() < (0.9 if c.is_adapter else 0.45))
+    return replace(problem, columns=legal)
+
+
+def random_hypergraph(seed: int, tokens: int = 12, columns: int = 36) -> Problem:
+    """Columns without any structure behind them; `live` and `edges` are guesses, mostly wrong."""
+    rng = random.Random(seed)
+    value_of = tuple(sorted(rng.randrange(tokens // 2 + 1) for _ in range(tokens)))
+    made = []
+    for _ in range(columns):
+        needs = frozenset(rng.sample(range(tokens), rng.choice((0, 1, 1, 2))))
+        gives = frozenset(rng.sample(range(tokens), rng.choice((1, 1, 2))))
+        region = frozenset(rng.sample(range(5), rng.choice((1, 2, 3))))
+        if len(needs) == 1 == len(gives) and rng.random() < 0.4:
+            region = frozenset()
+        made.append(Column(rng.choice((0.0, 1.0, rng.uniform(0, 9))), region, needs, gives))
+    edges = tuple((rng.randrange(5), rng.randrange(5), v) for v in set(value_of))
+    return Problem(
+        columns=tuple(made),
+        outputs=tuple(rng.sample(range(1, tokens), 2)),
+        free=frozenset([0]),
+        value_of=value_of,
+        producer=tuple(range(max(value_of) + 1)),
+        edges=edges,
+        live=frozenset(rng.sample(range(5), 3)),
+    )

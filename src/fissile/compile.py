@@ -1,0 +1,204 @@
+"""The pipeline, one line an arrow.                                              (design, section 2)
+
+    load -> fission -> identify -> implement -> tune -> order -> place -> emit -> build -> verify
+
+Each stage is a function of frozen data. `observe(stage, value)` is the one hook: it times the stage, counts what
+came out, and drives the progress display.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from fissile.artifact.executable import Executable
+from fissile.artifact.load import load as load_artifact
+from fissile.artifact.write import write
+from fissile.cost.model import Model
+from fissile.cost.store import Store, home
+from fissile.errors import ModelError, TargetError, shown
+from fissile.ir.graph import Graph, Node
+from fissile.kernels.candidate import Candidate
+from fissile.kernels.identify import Limits, identify
+from fissile.kernels.region import Region
+from fissile.onnx.load import load
+from fissile.plan.memory import plan as place
+from fissile.plan.order import arrange
+from fissile.select.tune import Selection, tune
+from fissile.targets.cpu.build import build
+from fissile.targets.cpu.calibrate import calibrate
+from fissile.targets.cpu.emit import emit
+from fissile.targets.cpu.harness import CpuBench
+from fissile.targets.cpu.host import usable_threads
+from fissile.targets.cpu.packing import pack
+from fissile.targets.cpu.target import VERSION, Cpu
+from fissile.targets.cpu.toolchain import Toolchain, find
+from fissile.verify import POLICY, check, onnxruntime_run
+
+TUNE_S = 60.0
+FULL_S = 3600.0
+
+Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
+Source = "str | Path | bytes | onnx.ModelProto"
+
+
+@dataclass
+class Stages:
+    """What every stage took and gave: the one place that watches the pipeline."""
+
+    progress: Progress = lambda what, share, left: None
+    seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    _last: float = field(default_factory=time.monotonic)
+
+    def observe(self, stage: str, value: Any) -> Any:
+        now = time.monotonic()
+        self.seconds[stage] = now - self._last
+        self._last = now
+        self.values[stage] = value
+        if isinstance(value, Sequence):
+            self.counts[stage] = len(value)
+        self.progress(stage, 0.0, 0.0)
+        return value
+
+
+def compile(
+    model: Any,
+    target: str = "cpu",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    threads: int | None = None,
+    tune: str | float = TUNE_S,
+    accuracy: str = "default",
+    store: str | Path | None = None,
+    verify: bool = True,
+    progress: Progress | None = None,
+    folder: str | Path | None = None,
+) -> Executable:
+    """A compiled model.
+
+    model: path, bytes or ModelProto. shapes: extents of dynamic inputs by name. threads: None takes every
+    processor. tune: seconds of measuring, "full", or 0 for the cost model alone. accuracy: exact, default or
+    fast. store: file of measured times. folder: where the artifact goes; None: a temporary one.
+    Raises ModelError, TargetError, ToolchainError, or WrongAnswer where verification fails.
+    """
+    if accuracy not in POLICY:
+        raise ValueError(f"accuracy is one of {', '.join(POLICY)}, not {accuracy!r}")
+    stages = Stages(progress or (lambda what, share, left: None))
+    graph = stages.observe("load", load(model, shapes))
+    threads, toolchain = threads or usable_threads(), find()
+    cpu, selection = choose(graph, target, threads, budget_s(tune), store, toolchain, stages)
+    kernels = {c: k for c in selection.chosen if not c.is_alias and (k := cpu.kernel(c))}
+    us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
+    order = stages.observe("order", arrange(graph, selection.chosen))
+    plan = stages.observe("place", place(graph, order, kernels, us))
+    files = stages.observe("emit", emit(plan, graph))
+    where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-")) / "model"
+    facts = {"selection": summary(graph, selection, stages), "threads": threads, "accuracy": accuracy}
+    write(where, graph, plan, files, pack, partial(build, toolchain=toolchain), facts)
+    executable = load_artifact(where, threads, verify=False, selection=selection, temporary=folder is None)
+    stages.observe("build", executable)
+    if verify:
+        stages.observe("verify", checked(model, shapes, graph, executable, accuracy))
+    executable.stages = stages
+    return executable
+
+
+def budget_s(tune: str | float) -> float:
+    """Seconds of tuning. Raises ValueError where it is neither a number nor "full"."""
+    if tune == "full":
+        return FULL_S
+    try:
+        seconds = float(tune)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"tune is a number of seconds or 'full', not {tune!r}")
+    return seconds
+
+
+def choose(
+    graph: Graph, target: str, threads: int, seconds: float, store: str | Path | None,
+    toolchain: Toolchain, stages: Stages,
+) -> tuple[Cpu, Selection]:  # fmt: skip
+    """From a graph to the chosen candidates."""
+    if target != "cpu":
+        raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
+    cpu = Cpu(graph)
+    regions = stages.observe("identify", identify(graph, Limits(contractions=1), cpu.admissible))
+    candidates = stages.observe("implement", implement(graph, cpu, regions))
+    machine = stages.observe("calibrate", calibrate(toolchain, threads))
+    bench = CpuBench(toolchain, threads, version=VERSION)
+    known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
+    selection = tune_(graph, candidates, cpu, Model(machine), bench if seconds else None, known, seconds,
+                      stages.progress)  # fmt: skip
+    return cpu, stages.observe("tune", selection)
+
+
+def tune_(*arguments: Any) -> Selection:
+    try:
+        return tune(*arguments)
+    except ValueError as error:
+        raise TargetError(f"the model cannot be computed on this target: {error}") from None
+
+
+def implement(graph: Graph, cpu: Cpu, regions: Sequence[Region]) -> tuple[Candidate, ...]:
+    """Every candidate. Raises TargetError where nothing computes some primitive."""
+    found = [c for region in regions for c in cpu.implementations(region)]
+    computed = {n for c in found for n in c.region.nodes}
+    for node in graph.primitives:
+        if node not in computed:
+            raise TargetError(_nothing_for(graph, node))
+    return (*found, *(c for c in cpu.adapters() if cpu.kernel(c)))
+
+
+def _nothing_for(graph: Graph, node: Node) -> str:
+    origin = ", ".join(shown(n) for n in graph.provenance.get(node, ())[:3]) or "a folded constant"
+    types = ", ".join(str(v.type) for v in node.inputs)
+    return (
+        f"no C++ implementation of {node.prim}({types}) -> {node.types[0]} for target cpu, which comes from "
+        f"node {origin}: `fissile fission` writes the model with ONNX operators that other runtimes execute"
+    )
+
+
+def checked(model: Any, shapes: Any, graph: Graph, executable: Executable, accuracy: str) -> Any:
+    """Verify on samples (design, section 13)."""
+    ordinary = onnxruntime_run(model_bytes(model), graph)
+
+    def run(inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        outputs = executable(*inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    return check(graph, run, ordinary, accuracy)
+
+
+def model_bytes(model: Any) -> bytes | str:
+    """What ONNX Runtime opens: a path (it finds external data itself) or bytes."""
+    if isinstance(model, onnx.ModelProto):
+        return model.SerializeToString()
+    return model if isinstance(model, bytes) else str(model)
+
+
+def summary(graph: Graph, selection: Selection, stages: Stages) -> dict[str, Any]:
+    """Figures of a compilation, for the manifest and `--json`."""
+    return {
+        "primitives": len(graph.primitives), "regions": stages.counts["identify"],
+        "candidates": stages.counts["implement"], "kernels": sum(not c.is_alias for c in selection.chosen),
+        "adapters": sum(c.is_adapter for c in selection.chosen),
+        "aliases": sum(c.is_alias for c in selection.chosen),
+        "us": selection.us, "gap": selection.gap, "status": selection.status,
+        "solver_seconds": selection.seconds, "columns": selection.columns, "rows": selection.rows,
+        "measured": selection.measured, "rounds": selection.rounds,
+        "seconds": {k: round(s, 3) for k, s in stages.seconds.items()},
+    }  # fmt: skip
+
+
+__all__ = ["Executable", "ModelError", "compile"]

@@ -1,0 +1,121 @@
+"""What a candidate should cost, before anyone measures it.
+
+    us = launch + max(arithmetic / (peak * efficiency), bytes / bandwidth at the size of the working set)
+
+`bound_us` is the same with an efficiency of 1: no kernel is faster. `Model` multiplies by the ratio of measured
+to modelled times of the same sort of kernel, which it learns as measurements come in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from fissile.cost.calibrate import Calibration
+from fissile.ir.graph import Node
+from fissile.ir.prims import PRIMS, Kind, kind
+from fissile.ir.semantics import split_spec
+from fissile.kernels.candidate import Candidate
+
+ALIAS_US = 1e-3  # free, but never chosen for nothing
+
+# the share of peak arithmetic that an implementation reaches where memory does not limit it
+_EFFICIENCY = {"contraction": 0.85, "conv": 0.75, "map": 0.5, "rows": 0.3, "window": 0.2, "loops": 0.01}
+
+
+@dataclass(frozen=True)
+class Cost:
+    us: float
+    source: str  # bound, model, measured
+
+
+def flops(node: Node) -> float:
+    """Arithmetic of a primitive; a vector operation counts two, as the fused multiply-add it could be."""
+    out = node.outputs[0].type.numel
+    if node.prim == "contract":
+        left, right, _ = split_spec(node.attrs["spec"])
+        extents = {x: s for ls, v in zip((left, right), node.inputs, strict=True) for x, s in zip(ls, v.shape, strict=True)}
+        return 2.0 * math.prod(extents.values())
+    if node.prim == "conv":
+        return 2.0 * out * math.prod(node.inputs[1].shape[1:])
+    if kind(node) is Kind.WINDOW:
+        return 2.0 * out * math.prod(node.attrs["kernel"])
+    if kind(node) is Kind.REDUCE:
+        return 2.0 * node.inputs[0].type.numel
+    return 2.0 * PRIMS[node.prim].flops * out if kind(node) is Kind.ELEMENTWISE else 0.0
+
+
+def moved_bytes(candidate: Candidate) -> int:
+    tokens = sum(t.value.type.size_bytes for t in (*candidate.needs, *candidate.gives))
+    return tokens + sum(v.type.size_bytes for v in candidate.region.parameters)
+
+
+def bound_us(candidate: Candidate, machine: Calibration) -> float:
+    """No kernel for this candidate is faster (design, section 8)."""
+    if candidate.is_alias:
+        return ALIAS_US
+    linear = sum(flops(n) for n in candidate.region.nodes if kind(n) is Kind.LINEAR)
+    return machine.bound_us(linear, moved_bytes(candidate))
+
+
+@dataclass
+class Model:
+    """Estimates that learn. `ratios` holds measured / modelled by sort of kernel."""
+
+    machine: Calibration
+    ratios: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+
+    def raw_us(self, candidate: Candidate) -> float:
+        if candidate.is_alias:
+            return ALIAS_US
+        size = moved_bytes(candidate)
+        memory = size / self.machine.gb_per_s(size) * 1e-3
+        arithmetic = sum(self._arithmetic_us(n, candidate.impl) for n in candidate.region.nodes)
+        return self.machine.launch_us + max(memory, arithmetic) + 0.3 * min(memory, arithmetic)
+
+    def _arithmetic_us(self, node: Node, impl: str) -> float:
+        efficiency = _EFFICIENCY.get(impl, 0.5) if kind(node) is not Kind.ELEMENTWISE else 0.4
+        if impl == "loops":
+            efficiency = _EFFICIENCY["loops"]
+        if node.prim == "conv" and node.attrs["groups"] > 1 and impl == "conv":
+            efficiency = 0.2
+        return flops(node) / (self.machine.peak_gflops * efficiency) * 1e-3
+
+    def us(self, candidate: Candidate) -> float:
+        raw = self.raw_us(candidate)
+        return raw if candidate.is_alias else raw * self._ratio(candidate)
+
+    def _ratio(self, candidate: Candidate) -> float:
+        fine, coarse = sorts(candidate)
+        for sort in (fine, coarse):
+            if len(known := self.ratios.get(sort, [])) >= 3:
+                return median(known)
+        return 1.0
+
+    def learn(self, measured: Iterable[tuple[Candidate, float]]) -> None:
+        self.ratios.clear()
+        for candidate, us in measured:
+            for sort in sorts(candidate):
+                self.ratios.setdefault(sort, []).append(us / self.raw_us(candidate))
+
+
+def sorts(candidate: Candidate) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A fine and a coarse sort of kernel: implementation and layouts, with and without what is unusual."""
+    layout = "".join(sorted({"f" if t.layout.is_row_major else "l" for t in (*candidate.needs, *candidate.gives)}))
+    marks = sorted({n.prim for n in candidate.region.nodes if kind(n) not in (Kind.ELEMENTWISE,)})
+    groups = [str(n.attrs["groups"] > 1) for n in candidate.region.nodes if n.prim == "conv"]
+    return (candidate.impl, layout, *groups, *marks), (candidate.impl, layout, *groups)
+
+
+def prices(
+    candidates: Iterable[Candidate], model: Model, measured: Mapping[str, float]
+) -> list[Cost]:
+    """A cost for each: measured where known, modelled elsewhere."""
+    return [
+        Cost(ALIAS_US, "model") if c.is_alias
+        else Cost(measured[c.key], "measured") if c.key in measured
+        else Cost(model.us(c), "model")
+        for c in candidates
+    ]  # fmt: skip

@@ -1,0 +1,144 @@
+"""Tune: price, solve, measure what the solution asks for, and again.          (design, sections 8 and 9)
+
+As in column generation: candidates cost what was measured, or what the model says; the program chooses;
+what it chose without a measurement is measured, and with it the candidates of lowest reduced cost, which are
+the next that it would choose. It ends when the choice is measured throughout, or the budget is spent. Anytime:
+the last round's choice is a plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from fissile.cost.measure import Bench, measure
+from fissile.cost.model import Cost, Model, prices
+from fissile.cost.store import Store
+from fissile.ir.graph import Graph
+from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.select.solve import Selected, select
+from fissile.select.tokens import problem
+
+ROUND = 48  # kernels measured between two solutions
+NEAR = 0.25  # reduced cost, as a share of the candidate's cost, that is worth a measurement
+UNKNOWN = 1.1  # distrust of what nobody measured, once the budget is spent
+QUICK_GAP, FINAL_GAP = 2e-3, 1e-4
+QUICK_S, FINAL_S = 20.0, 120.0
+
+
+class Lowers(Protocol):
+    def kernel(self, candidate: Candidate) -> Kernel | No: ...
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The chosen candidates with their costs. `gap` is what the solver proved on these costs."""
+
+    chosen: tuple[Candidate, ...]
+    costs: tuple[Cost, ...]
+    us: float
+    gap: float
+    bound_us: float
+    status: str
+    seconds: float
+    columns: int
+    rows: int
+    measured: int
+    rounds: int
+
+
+Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
+
+
+def tune(
+    graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
+    bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None = None,
+) -> Selection:  # fmt: skip
+    """The cheapest plan for `budget_s` seconds of measuring and solving; 0 works from the model and from
+    what the store knows. Raises ValueError where no candidate set gives the outputs."""
+    return _Tuning(graph, candidates, target, model, bench, store, budget_s, progress).run()
+
+
+class _Tuning:
+    def __init__(
+        self, graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
+        bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None,
+    ):  # fmt: skip
+        self.graph, self.candidates, self.target = graph, list(candidates), target
+        self.model, self.bench, self.store = model, bench, store
+        self.deadline, self.budget_s = time.monotonic() + budget_s, budget_s
+        self.progress = progress or (lambda what, share, left: None)
+        self.measured: dict[str, float] = {}
+        self.rounds = 0
+        self._enter(store.get({c.key for c in self.candidates}) if store else {})
+
+    def run(self) -> Selection:
+        solved: Selected | None = None
+        while self.bench is not None and time.monotonic() < self.deadline:
+            solved = self._solve(QUICK_GAP, QUICK_S, solved, 1.0)
+            wanted = self._wanted(solved)
+            if not wanted or not self._measure(wanted):
+                break
+            self.rounds += 1
+        return self._final(solved)
+
+    def _final(self, solved: Selected | None) -> Selection:
+        self.progress("solving", 1.0, 0.0)
+        solved = self._solve(FINAL_GAP, FINAL_S, solved, UNKNOWN)
+        if solved.status == "infeasible":
+            raise ValueError("no set of candidates gives the outputs")
+        costs = prices(self.candidates, self.model, self.measured)
+        return Selection(
+            tuple(self.candidates[k] for k in solved.chosen), tuple(costs[k] for k in solved.chosen),
+            solved.objective, solved.gap, solved.bound, solved.status, solved.seconds,
+            solved.columns, solved.rows, len(self.measured), self.rounds,
+        )  # fmt: skip
+
+    def _solve(self, gap: float, limit_s: float, before: Selected | None, distrust: float) -> Selected:
+        costs = prices(self.candidates, self.model, self.measured)
+        if distrust != 1.0:
+            costs = [replace(c, us=c.us * distrust) if c.source == "model" else c for c in costs]
+        program = problem(self.graph, self.candidates, [c.us for c in costs])
+        start = before.chosen if before else ()
+        return select(program, time_limit=limit_s, gap=gap, start=start)
+
+    def _wanted(self, solved: Selected) -> list[Candidate]:
+        """Unmeasured kernels of the solution, then those of low reduced cost; one for each key."""
+        costs = prices(self.candidates, self.model, self.measured)
+        near = [
+            (d / costs[k].us, k) for k, d in enumerate(solved.reduced)
+            if d is not None and costs[k].source == "model" and d < NEAR * costs[k].us
+        ]  # fmt: skip
+        order = [*solved.chosen, *(k for _, k in sorted(near))]
+        wanted: dict[str, Candidate] = {}
+        for k in order:
+            c = self.candidates[k]
+            if not c.is_alias and c.key not in self.measured:
+                wanted.setdefault(c.key, c)
+        if not any(self.candidates[k].key in wanted for k in solved.chosen):
+            return []
+        return list(wanted.values())[: max(ROUND, len(solved.chosen))]
+
+    def _measure(self, wanted: Sequence[Candidate]) -> bool:
+        """Measure some; False where the budget allowed none."""
+        assert self.bench is not None and self.store is not None
+        kernels = [(c.key, k) for c in wanted if (k := self.target.kernel(c))]
+        left = self.deadline - time.monotonic()
+
+        def show(done: int, total: int, seconds: float) -> None:
+            share = 1 - max(0.0, self.deadline - time.monotonic()) / max(self.budget_s, 1e-9)
+            self.progress(f"measuring kernel {done} of {total}", share, min(seconds, left))
+
+        before = len(self.measured)
+        self._enter(measure(kernels, self.bench, self.store, left, show))
+        return len(self.measured) > before
+
+    def _enter(self, timings: Mapping[str, object]) -> None:
+        """Take in measurements; what does not compile or crashes is no candidate any more."""
+        failed = {key for key, t in timings.items() if t.us is None}  # pyright: ignore
+        self.candidates = [c for c in self.candidates if c.key not in failed or c.is_alias]
+        self.measured.update({k: t.us for k, t in timings.items() if t.us is not None})  # pyright: ignore
+        distinct = {c.key: c for c in self.candidates if c.key in self.measured}
+        self.model.learn((c, self.measured[k]) for k, c in distinct.items())

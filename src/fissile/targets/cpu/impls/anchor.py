@@ -1,0 +1,184 @@
+"""Regions around one window primitive: a convolution or a pool, with a prologue before it and an epilogue after.
+
+    y = epilogue(slide(prologue(inputs)))
+
+The slide is a two-dimensional problem on `padded` input of n images, c channels, h x w; one-dimensional
+data lies along h or along w. Everything here speaks of a point (n, m, h, w) of its result: m is the output
+channel. The epilogue is an expression on the accumulator at that point, stored where the point ends up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fissile.ir.graph import Node, Value
+from fissile.ir.types import F32
+from fissile.kernels.candidate import Candidate
+from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward, operations
+from fissile.tiles.index import Index, Var, const, var
+from fissile.tiles.nest import Decided, Do, Env, If, Store, Tree, fits_lanes, nest
+
+CHANNELS, COLUMNS = "channels", "columns"  # what the lanes of a vector run over
+
+
+@dataclass(frozen=True)
+class Slide:
+    """Extents of the anchor. Input n, c, h, w; output m, oh, ow; kernel, strides, dilations along h and w."""
+
+    node: Node
+    lanes: str
+    n: int
+    c: int
+    h: int
+    w: int
+    m: int
+    oh: int
+    ow: int
+    kh: int
+    kw: int
+    sh: int
+    sw: int
+    dh: int
+    dw: int
+    groups: int
+
+    @property
+    def x(self) -> Value:
+        return self.node.inputs[0]
+
+    @property
+    def reach_h(self) -> int:
+        """Input rows below one output row."""
+        return (self.kh - 1) * self.dh + 1
+
+    @property
+    def taps(self) -> int:
+        return self.kh * self.kw
+
+    def point(self, n: Index, c: Index, h: Index, w: Index) -> Point:
+        """The index into x or into the result."""
+        if self.x.rank == 4:
+            return (n, c, h, w)
+        return (n, c, h if self.lanes == CHANNELS else w)
+
+    def axes(self) -> tuple[int, int | None, int | None]:
+        """Where c, h and w stand among the axes of x; None where w or h has no axis."""
+        if self.x.rank == 4:
+            return 1, 2, 3
+        return (1, 2, None) if self.lanes == CHANNELS else (1, None, 2)
+
+
+def find(candidate: Candidate, prims: Sequence[str]) -> Node:
+    """The only node of the region among these primitives. Raises Illegal."""
+    found = [n for n in candidate.region.nodes if n.prim in prims]
+    if len(found) != 1:
+        raise Illegal(f"{len(found)} nodes of {' or '.join(prims)} in the region, not one")
+    (node,) = found
+    if node.inputs[0].type.dtype is not F32:
+        raise Illegal(f"{node.prim} of {node.inputs[0].type}, only f32 is here")
+    if node.inputs[0].rank not in (3, 4):
+        raise Illegal(f"{node.prim} over {node.inputs[0].rank - 2} spatial axes, one or two are here")
+    if not node.value.type.numel or not node.inputs[0].type.numel:
+        raise Illegal("the result is empty")
+    return node
+
+
+def lanes_of(candidate: Candidate, node: Node) -> str:
+    """Channels or columns, whichever is innermost in the first given token; `params` may ask for one."""
+    if asked := candidate.param.get("lanes"):
+        return asked
+    names = [Var(f"a{k}", 0, extent - 1) for k, extent in enumerate(node.value.shape)]
+    points = forward(candidate.region, node.value, tuple(var(v) for v in names))
+    token = candidate.gives[0]
+    if token.value not in points:
+        raise Illegal("an output is not one value for each of the convolution's or pool's")
+    place = address(points[token.value], strides_of(token))
+    if node.value.shape[1] > 1 and place.coefficient(names[1]) == 1:
+        return CHANNELS
+    last = names[-1]
+    if last.extent == 1 or place.coefficient(last) == 1:
+        return COLUMNS
+    raise Illegal("neither the channels nor the columns of the output are innermost")
+
+
+def slide(node: Node, lanes: str, kernel: Sequence[int], m: int, groups: int) -> Slide:
+    """`kernel` holds the spatial extents of the window."""
+    x, y, a = node.inputs[0].shape, node.value.shape, node.attrs
+
+    def pair(values: Sequence[int]) -> tuple[int, int]:
+        if len(values) == 2:
+            return values[0], values[1]
+        return (values[0], 1) if lanes == CHANNELS else (1, values[0])
+
+    return Slide(
+        node, lanes, x[0], x[1], *pair(x[2:]), m, *pair(y[2:]), *pair(kernel),
+        *pair(a["strides"]), *pair(a["dilations"]), groups,
+    )  # fmt: skip
+
+
+def address(point: Point, strides: Sequence[int]) -> Index:
+    total = const(0)
+    for i, stride in zip(point, strides, strict=True):
+        total = total + i * stride
+    return total
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """C++ that ends one vector: uses `l`, the accumulator `a` and the variables n, m, h, w."""
+
+    lines: list[str]
+    operations: float
+
+
+def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
+    """Raises Illegal where an output is not computed from the accumulator at its own point, or not by lanes."""
+    n, m = Var("n", 0, s.n - 1), Var("m", 0, s.m - 1)
+    h, w = Var("h", 0, s.oh - 1), Var("w", 0, s.ow - 1)
+    lane = m if s.lanes == CHANNELS else w
+    here = s.point(var(n), var(m), var(h), var(w))
+    points = forward(candidate.region, s.node.value, here)
+    leaves = {**writer.leaves(), s.node.value: _accumulator(here)}
+    for token in candidate.gives:
+        if token.value not in points:
+            raise Illegal("an output is not one value for each of the convolution's or pool's")
+
+    def make(env: Env, decided: Decided) -> list[Store]:
+        builder = Builder(leaves, decided)
+        return [
+            Store(f"y{i}", address(at := points[t.value], strides_of(t)), builder.at(t.value, at))
+            for i, t in enumerate(candidate.gives)
+        ]
+
+    trees = nest([], make, lanes=False, outer=lane)
+    stores = list(_stores(trees))
+    if not fits_lanes(stores, lane):
+        raise Illegal(f"the epilogue cannot run with lanes along the {s.lanes}")
+    lines = list(writer.printer.trees(trees, lane, indent=0))
+    return Epilogue(lines, sum(operations(st.value) for st in stores))
+
+
+def _accumulator(here: Point) -> Leaf:
+    def leaf(point: Point) -> Expr:
+        if point != here:
+            raise Illegal("the epilogue reads the result at another point than it writes")
+        return Register("a", F32, lanes=True)
+
+    return leaf
+
+
+def _stores(trees: Sequence[Tree]) -> Sequence[Store]:
+    found: list[Store] = []
+    for tree in trees:
+        if isinstance(tree, Do):
+            found += [s for s in tree.statements if isinstance(s, Store)]
+        elif isinstance(tree, If):
+            found += [*_stores(tree.less), *_stores(tree.other)]
+    return found
+
+
+def block(head: str, lines: Sequence[str], tail: str = "}") -> list[str]:
+    """Lines between braces."""
+    return [head, *("  " + line for line in lines), tail]

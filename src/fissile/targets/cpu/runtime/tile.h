@@ -1,0 +1,56 @@
+// The end of a tile of accumulators, and the channels-first convolution.
+#ifndef FISSILE_TILE_H
+#define FISSILE_TILE_H
+
+#include "depthwise.h"
+#include "prims.h"
+
+namespace fissile {
+
+// f(l, c[p][v], p, v) for every vector of a tile whose lanes hold the first N places of an axis: l is Full, and Part for
+// the rest. UNROLL keeps c in registers; without it a long f is compiled once.
+template <int N, bool UNROLL, int P, int NV, class F> FISSILE_INLINE void each_vector(const vf (&c)[P][NV], F f) {
+  if constexpr (UNROLL) {
+#pragma GCC unroll 8
+    for (int v = 0; v < N / VL; v++)
+#pragma GCC unroll 32
+      for (int p = 0; p < P; p++) f(Full{}, c[p][v], p, v);
+    if constexpr (N % VL != 0)
+#pragma GCC unroll 32
+      for (int p = 0; p < P; p++) f(Part{N % VL}, c[p][N / VL], p, N / VL);
+  } else {
+#pragma GCC unroll 1
+    for (int p = 0; p < P; p++) {
+#pragma GCC unroll 1
+      for (int v = 0; v < N / VL; v++) f(Full{}, c[p][v], p, v);
+      if constexpr (N % VL != 0) f(Part{N % VL}, c[p][N / VL], p, N / VL);
+    }
+  }
+}
+
+// Channels-first, lanes are output columns: MR output channels and NV * VL columns of one row.
+//   c[m][v] += sum_{k < C, i < kh, j < kw} a[((k * kh + i) * kw + j) * MR + m] * x[k * plane + i * row + j * tap + S * (v * VL ...)]
+template <int MR, int NV, int S>
+FISSILE_INLINE void conv_first(vf (&c)[MR][NV], const float* x, int64_t C, int64_t plane, int64_t kh, int64_t row, int64_t kw,
+                               int64_t tap, const float* a) {
+  vf t[MR][NV];
+  copy_tile(t, c);
+  for (int64_t k = 0; k < C; k++, x += plane)
+    for (int64_t i = 0; i < kh; i++)
+      for (int64_t j = 0; j < kw; j++, a += MR) {
+        vf s[NV];
+#pragma GCC unroll 16
+        for (int v = 0; v < NV; v++) s[v] = load_step<S>(x + i * row + j * tap + S * v * VL);
+#pragma GCC unroll 32
+        for (int m = 0; m < MR; m++) {
+          vf w = splat(a[m]);
+#pragma GCC unroll 16
+          for (int v = 0; v < NV; v++) t[m][v] = native_fma(w, s[v], t[m][v]);
+        }
+      }
+  copy_tile(c, t);
+}
+
+}  // namespace fissile
+
+#endif

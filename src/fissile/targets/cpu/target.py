@@ -1,0 +1,132 @@
+"""The CPU: which candidates exist for a region, and the kernels they lower to.
+
+Every region is tried in channels-first and in channels-last throughout, and mixed where it touches an input or
+output of the graph, which are row-major. What no implementation takes is refused with a reason; a
+primitive that nothing takes at all is the caller's error to report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+from fissile.ir.graph import Graph, Node, Value
+from fissile.ir.layout import Layout, Token, row_major
+from fissile.ir.prims import Kind, kind
+from fissile.kernels.candidate import EMPTY, Candidate, Kernel, No
+from fissile.kernels.region import Region
+from fissile.targets.cpu.impls import contractions, conv, loops, maps, rows, windows
+from fissile.targets.cpu.layouts import layouts
+from fissile.targets.cpu.machine import Machine, this_machine
+
+VERSION = "1"  # of the generated code: part of the key of every stored time
+_MOVES = ("transpose", "reshape", "slice", "broadcast")
+
+
+class Cpu:
+    """Candidates and kernels for one graph on one machine."""
+
+    def __init__(self, graph: Graph, machine: Machine | None = None):
+        self.graph = graph
+        self.machine = machine or this_machine()
+        self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph)
+        self.kernels: dict[str, Kernel | No] = {}
+        self.offsets: dict[str, int | No] = {}
+        self._borders = {*graph.inputs, *graph.outputs}
+
+    # -- regions
+
+    @staticmethod
+    def admissible(nodes: tuple[Node, ...]) -> bool:
+        """Monotone: at most one contraction or pool, and reductions apart from both, over one domain."""
+        kinds = [kind(n) for n in nodes]
+        anchors = sum(k in (Kind.LINEAR, Kind.WINDOW) for k in kinds)
+        reduces = [n for n in nodes if kind(n) is Kind.REDUCE]
+        if anchors > 1 or (anchors and reduces) or (Kind.OPAQUE in kinds and len(nodes) > 1):
+            return False
+        return len({(n.inputs[0].shape, n.attrs["axes"]) for n in reduces}) <= 1
+
+    # -- candidates
+
+    def adapters(self) -> Iterator[Candidate]:
+        """Every change of layout of every value that has more than one."""
+        for value, options in self.layouts.items():
+            if value.is_constant:
+                continue
+            for a, b in product(options, options):
+                if a != b:
+                    yield Candidate(EMPTY, "adapter", (), (Token(value, a),), (Token(value, b),))
+
+    def implementations(self, region: Region) -> Iterator[Candidate]:
+        """What can compute a region; kernels are lowered to find out."""
+        for needs, gives in self._assignments(region):
+            if (candidate := self._alias(region, needs, gives)) is not None:
+                yield candidate
+                continue
+            for impl in self._impls(region):
+                candidate = Candidate(region, impl, (), needs, gives)
+                if self.kernel(candidate):
+                    yield candidate
+                    break
+
+    def _assignments(self, region: Region) -> Iterator[tuple[tuple[Token, ...], tuple[Token, ...]]]:
+        values = (*region.tensors, *region.outputs)
+        if all(len(self.layouts[v]) == 1 for v in values):
+            yield self._tokens(region.tensors, 0), self._tokens(region.outputs, 0)
+            return
+        mixed = any(v in self._borders for v in values) or _only_moves(region)
+        for a, b in product((0, -1), (0, -1)):
+            if a != b and not mixed:
+                continue
+            needs = tuple(
+                Token(v, row_major(v.rank)) if v in self.graph.inputs else Token(v, self.layouts[v][a])
+                for v in region.tensors
+            )
+            yield needs, self._tokens(region.outputs, b)
+
+    def _tokens(self, values: tuple[Value, ...], which: int) -> tuple[Token, ...]:
+        return tuple(Token(v, self.layouts[v][which]) for v in values)
+
+    def _alias(self, region: Region, needs: tuple[Token, ...], gives: tuple[Token, ...]) -> Candidate | None:
+        if len(needs) != 1 or len(gives) != 1 or region.parameters or not _only_moves(region):
+            return None
+        probe = Candidate(region, "map", (), needs, gives)
+        if probe.key not in self.offsets:
+            self.offsets[probe.key] = maps.alias_offset(probe)
+        offset = self.offsets[probe.key]
+        if isinstance(offset, No):
+            return None
+        return Candidate(region, "alias", (("offset_bytes", offset),), needs, gives)
+
+    def _impls(self, region: Region) -> tuple[str, ...]:
+        kinds = {kind(n) for n in region.nodes}
+        if Kind.OPAQUE in kinds:
+            return ("loops",)
+        if Kind.LINEAR in kinds:
+            return ("contraction", "conv", "loops")
+        if Kind.WINDOW in kinds:
+            return ("window", "loops")
+        return ("rows", "loops") if Kind.REDUCE in kinds else ("map",)
+
+    # -- kernels
+
+    def kernel(self, candidate: Candidate) -> Kernel | No:
+        """The kernel of a candidate that is no alias; equal candidates share it."""
+        if candidate.key not in self.kernels:
+            self.kernels[candidate.key] = self._lower(candidate)
+        return self.kernels[candidate.key]
+
+    def _lower(self, candidate: Candidate) -> Kernel | No:
+        if candidate.impl in ("map", "adapter"):
+            return maps.lower(candidate)
+        if candidate.impl == "contraction":
+            return contractions.lower(candidate, self.machine)
+        if candidate.impl == "conv":
+            return conv.lower(candidate, self.machine)
+        if candidate.impl == "window":
+            return windows.lower(candidate, self.machine)
+        return rows.lower(candidate) if candidate.impl == "rows" else loops.lower(candidate)
+
+
+def _only_moves(region: Region) -> bool:
+    return all(n.prim in _MOVES for n in region.nodes)

@@ -1,0 +1,130 @@
+"""Is a compiled model right?                                                    (design, section 13)
+
+The reference is the primitive graph in float64. The yardstick is the error of an ordinary f32 run against it: ONNX
+Runtime where it is installed, else our own evaluator. A model passes when its error is at most `factor`
+times the yardstick or `floor` of the output's scale, whichever is larger. Both are always reported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fissile.errors import FissileError, shown
+from fissile.ir.evaluate import evaluate
+from fissile.ir.graph import Graph, Value
+from fissile.ir.prims import Kind, kind
+
+POLICY = {"exact": (2.0, 2e-5), "default": (8.0, 2e-5), "fast": (8.0, 1e-3)}
+
+Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
+
+
+class WrongAnswer(FissileError):
+    """The compiled program differs from the reference by more than the policy allows."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Largest errors over all inputs and outputs, relative to each output's scale (its largest value)."""
+
+    error: float
+    yardstick: float
+    allowed: float
+    judge: str
+
+    def __str__(self) -> str:
+        return f"error {self.error:.1e} of scale, {self.judge} {self.yardstick:.1e}, allowed {self.allowed:.1e}"
+
+
+def samples(graph: Graph, seed: int = 0) -> list[list[np.ndarray]]:
+    """Inputs to check with: random, large, all equal, zero."""
+    rng = np.random.default_rng(seed)
+    kinds: list[Callable[[tuple[int, ...]], np.ndarray]] = [
+        lambda s: rng.standard_normal(s),
+        lambda s: rng.standard_normal(s) * 30,
+        lambda s: np.full(s, 0.5),
+        lambda s: np.zeros(s),
+    ]
+    return [[_sample(graph, v, make, rng) for v in graph.inputs] for make in kinds]
+
+
+def _sample(graph: Graph, v: Value, make: Callable[..., np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    dtype = v.type.dtype
+    if dtype.is_float or dtype.kind == "complex":
+        return np.asarray(make(v.shape)).astype(dtype.numpy)
+    high = 2 if dtype.name == "bool" else _limit(graph, v)
+    return np.asarray(rng.integers(0, high, v.shape)).astype(dtype.numpy)
+
+
+def _limit(graph: Graph, v: Value) -> int:
+    """Integers that index stay inside what they index."""
+    extents = [
+        n.inputs[0].shape[n.attrs["axis"]]
+        for n in graph.users.get(v, ()) if n.prim == "gather" and n.inputs[1] is v
+    ]  # fmt: skip
+    return min([8, *extents]) if not extents else min(extents)
+
+
+def check(graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "default") -> Report:
+    """Compare `run` with the reference on all samples. Raises WrongAnswer naming output and sizes.
+
+    `reference_run` is an ordinary f32 engine (see `onnxruntime_run`); None: our evaluator in f32.
+    """
+    factor, floor = POLICY[accuracy]
+    judge = "ONNX Runtime" if reference_run else "f32 evaluator"
+    ordinary = reference_run or (lambda inputs: evaluate(graph, inputs))
+    worst = Report(0.0, 0.0, floor, judge)
+    for inputs in samples(graph):
+        want = evaluate(graph, inputs, reference=True)
+        got, other = run(inputs), ordinary(inputs)
+        for name, w, g, o in zip(graph.output_names, want, got, other, strict=True):
+            error, yardstick = relative_error(g, w), relative_error(o, w)
+            allowed = max(floor, factor * yardstick)
+            if not error <= allowed:
+                raise WrongAnswer(
+                    f"output {shown(name)} differs from the reference by {error:.1e} of its scale, "
+                    f"{judge} by {yardstick:.1e}, allowed {allowed:.1e}: please report this model"
+                )
+            if error >= worst.error:
+                worst = Report(error, yardstick, allowed, judge)
+    return worst
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """Largest difference over the largest finite reference value. NaN equals NaN, infinities must match."""
+    a, b = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
+    if a.shape != b.shape:
+        return float("inf")
+    finite = np.isfinite(b)
+    odd = ~finite & ~((a == b) | (np.isnan(a) & np.isnan(b)))
+    if odd.any():
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    scale = float(np.abs(b[finite]).max())
+    difference = np.abs(a[finite] - b[finite])
+    worst = float(difference.max()) if not np.isnan(difference).any() else float("inf")
+    return worst / scale if scale > 0 else worst
+
+
+def onnxruntime_run(model: bytes, graph: Graph) -> Run | None:
+    """An ordinary run of the model by ONNX Runtime, one thread; None where it is not installed or refuses."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    runtime = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001  its refusal is no fault of the model's
+        return None
+    names = list(graph.output_names)
+    return lambda inputs: session.run(names, dict(zip(graph.input_names, inputs, strict=True)))
+
+

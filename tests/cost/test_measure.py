@@ -1,0 +1,187 @@
+"""Measuring: budget, resumption, faults; and the real bench on kernels whose times can be foretold."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fissile.cost.calibrate import Calibration, Rate, calibration
+from fissile.cost.measure import measure
+from fissile.cost.store import Place, Store, Timing
+from fissile.errors import ToolchainError
+from fissile.kernels.candidate import Kernel, Packing, Param
+from fissile.targets.cpu.calibrate import calibrate
+from fissile.targets.cpu.harness import CpuBench
+from fissile.targets.cpu.toolchain import find
+
+HERE = Place("here", 1, "1")
+
+
+def kernel(name, body="y[begin] = x[begin];", elements=64, tiles=1, weight=0):
+    params = [Param("x", "float", "need", 0, elements)]
+    params += [Param("w", "float", "constant", 0, weight, Packing("p"))] if weight else []
+    params += [Param("y", "float", "give", 0, elements)]
+    shown = ", ".join(f"{'' if p.role == 'give' else 'const '}{p.ctype}* {p.name}" for p in params)
+    source = f"static void {name}({shown}, char* scratch, long begin, long end) {{ {body} }}"
+    return Kernel(name, source, tuple(params), tiles, 256)
+
+
+class Fake:
+    """A bench that gives every kernel a microsecond and can be killed."""
+
+    round_size = 10
+
+    def __init__(self, killed_after=None):
+        self.rounds = []
+        self.killed_after = killed_after
+
+    def time(self, kernels):
+        if self.killed_after is not None and len(self.rounds) == self.killed_after:
+            raise KeyboardInterrupt
+        self.rounds.append([key for key, _ in kernels])
+        return {key: Timing(1.0) for key, _ in kernels}
+
+
+KERNELS = [(f"key{i}", kernel(f"k{i}")) for i in range(35)]
+
+
+def test_rounds_and_progress(tmp_path):
+    bench, seen = Fake(), []
+    store = Store(tmp_path / "s", HERE)
+    times = measure(KERNELS, bench, store, progress=lambda *a: seen.append(a))
+    assert list(times) == [key for key, _ in KERNELS]
+    assert [len(r) for r in bench.rounds] == [10, 10, 10, 5]
+    assert [(done, total) for done, total, _ in seen] == [(10, 35), (20, 35), (30, 35), (35, 35)]
+    assert seen[-1][2] == 0
+
+
+def test_interrupted_tuning_resumes(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        measure(KERNELS, Fake(killed_after=2), Store(tmp_path / "s", HERE))
+    again = Fake()
+    times = measure(KERNELS, again, Store(tmp_path / "s", HERE))
+    assert len(times) == 35
+    assert [key for r in again.rounds for key in r] == [f"key{i}" for i in range(20, 35)]
+
+
+def test_budget(tmp_path):
+    class Slow(Fake):
+        def time(self, kernels):
+            clock[0] += len(kernels)
+            return super().time(kernels)
+
+    clock = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fissile.cost.measure.time.monotonic", lambda: clock[0])
+        times = measure(KERNELS, Slow(), Store(None, HERE), budget_s=25)
+        assert (len(times), clock[0]) == (25, 25)
+        assert len(measure(KERNELS, Slow(), Store(None, HERE), budget_s=0)) == 1  # never nothing
+
+
+# ---------------------------------------------------------------- the real bench
+
+LOOP = "for (long i = 0; i < {n}; i++) y[0] = y[0] * 0.5f + x[i];"  # a chain: n times the latency
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("FISSILE_HOME", str(tmp_path_factory.mktemp("home")))
+    yield CpuBench(find())
+    patch.undo()
+
+
+def test_times_scale_with_work(bench):
+    kernels = [(f"n{n}", kernel(f"k{n}", LOOP.format(n=n), elements=n)) for n in (1000, 4000, 16000)]
+    times = bench.time([*kernels, ("empty", kernel("nothing", ""))])
+    a, b, c = (times[f"n{n}"].us for n in (1000, 4000, 16000))
+    assert 2.5 < b / a < 6 and 2.5 < c / b < 6
+    assert 0 < times["empty"].us < 1 and times["n1000"].spread >= 0
+
+
+def test_weights_are_cold_and_activations_warm(bench):
+    """The same sum over 512 KB: as activations it comes from a near cache, as weights from memory."""
+    n = 1 << 17
+    body = "float s[16] = {{}}; for (long i = 0; i < {n}; i += 16) for (int j = 0; j < 16; j++) s[j] += {p}[i + j]; "
+    body += "for (int j = 0; j < 16; j++) y[j] = s[j];"
+    times = bench.time(
+        [
+            ("warm", kernel("warm", body.format(n=n, p="x"), elements=n)),
+            ("cold", kernel("cold", body.format(n=n, p="w"), weight=n)),
+        ]
+    )
+    assert times["cold"].us > 1.5 * times["warm"].us
+
+
+def test_inputs_are_normal_floats(bench):
+    """A kernel that loops for ever unless its inputs are finite, varied and not denormal."""
+    body = (
+        "double s = 0, q = 0; for (int i = 0; i < 4096; i++) s += x[i], q += x[i] * x[i];"
+        "s /= 4096, q /= 4096; if (s * s > 0.02 || q < 0.8 || q > 1.2) __builtin_trap(); y[0] = q;"
+    )
+    assert bench.time([("a", kernel("a", body, elements=4096))])["a"].us is not None
+
+
+def test_faults_cost_only_themselves(bench):
+    good = [(f"good{i}", kernel(f"good{i}")) for i in range(5)]
+    bad = ("bad", kernel("bad", "this is not C++;"))
+    crash = ("crash", kernel("crash", "*(volatile int*)8 = 1;"))
+    times = bench.time([*good[:2], bad, crash, *good[2:]])
+    assert all(times[key].us is not None for key, _ in good)
+    assert times["bad"].us is None and "error" in times["bad"].fault
+    assert times["crash"].us is None and "crashes" in times["crash"].fault
+
+
+def test_all_threads(bench):
+    body = "for (long t = begin; t < end; t++) for (long i = t * 1000; i < t * 1000 + 1000; i++) y[i] = x[i];"
+    both = CpuBench(bench.toolchain, threads=2)
+    assert both.time([("a", kernel("a", body, elements=64000, tiles=64))])["a"].us > 0
+    assert both.place != bench.place
+
+
+def test_store_and_bench_together(bench, tmp_path):
+    kernels = [(f"k{i}", kernel(f"k{i}")) for i in range(3)]
+    first = measure(kernels, bench, Store(tmp_path / "s", bench.place))
+    assert measure(kernels, Fake(killed_after=0), Store(tmp_path / "s", bench.place)) == first
+
+
+# ---------------------------------------------------------------- calibration
+
+
+def test_calibration_of_this_machine(monkeypatch, tmp_path):
+    monkeypatch.setenv("FISSILE_HOME", str(tmp_path))
+    toolchain = find()
+    found = calibrate(toolchain)
+    assert 1 < found.peak_gflops < 10_000
+    assert found.gb_per_s(1 << 14) >= found.gb_per_s(1 << 28) > 0.5
+    assert 0 < found.launch_us < 100
+    assert found.l1_bytes < found.l2_bytes <= found.l3_bytes
+    monkeypatch.setattr("fissile.targets.cpu.calibrate._measured", None)  # now it is kept
+    assert calibrate(toolchain) == found
+
+
+SAMPLE = Calibration("w", 1, 100.0, (Rate(1024, 200.0), Rate(4096, 210.0), Rate(65536, 20.0)), 0.5, 1, 2, 3)
+
+
+def test_roofline():
+    assert [SAMPLE.gb_per_s(n) for n in (1, 1024, 2000, 5000, 10**9)] == [210, 210, 210, 210, 20]
+    assert math.isclose(SAMPLE.bound_us(1e6, 10), 10.5)
+    assert math.isclose(SAMPLE.bound_us(0, 2_000_000), 100.5)
+
+
+def test_damaged_calibration_is_made_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("FISSILE_HOME", str(tmp_path))
+    assert calibration("w", 1, lambda: SAMPLE) == SAMPLE
+    (path,) = (tmp_path / "calibration").iterdir()
+    for text in ("", "{}", "[]", '{"rates": []}', path.read_text().replace('"w"', '"v"')):
+        path.write_text(text)
+        assert calibration("w", 1, lambda: SAMPLE) == SAMPLE
+    assert calibration("w", 1, lambda: pytest.fail("kept")) == SAMPLE
+
+
+def test_no_compiler_stops_the_bench(bench, monkeypatch):
+    monkeypatch.setattr("fissile.targets.cpu.toolchain.FLAGS", ())
+    gone = CpuBench(type(bench.toolchain)(("/nowhere/c++",), "gone"))
+    with pytest.raises(ToolchainError, match="cannot start"):
+        gone.time(KERNELS[:1])
