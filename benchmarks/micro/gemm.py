@@ -62,19 +62,29 @@ def kernel(name: str, shape: tuple[int, int, int], mr: int, nv: int, mc: int) ->
 
 def choices(machine: str, sweep: bool, m: int, k: int) -> list[tuple[int, int, int]]:
     """(MR, NV, rows of a block; 0 is all rows)"""
-    tiles = [(14, 2), (12, 2), (10, 2), (9, 3), (8, 3), (7, 4), (6, 4), (28, 1)] if machine != "avx2" else [(6, 2), (4, 3), (5, 2), (3, 4), (12, 1), (7, 2)]
+    tiles = (
+        [(14, 2), (12, 2), (10, 2), (9, 3), (8, 3), (7, 4), (6, 4), (28, 1)]
+        if machine != "avx2"
+        else [(6, 2), (4, 3), (5, 2), (3, 4), (12, 1), (7, 2)]
+    )
     if not sweep:
         tiles = tiles[:1]
     found = []
     for mr, nv in tiles:
-        for rows in {0, max(1, 24_000 // (4 * k) // mr) * mr, max(1, 400_000 // (4 * k) // mr) * mr} if sweep else {0}:
+        for rows in (
+            {0, max(1, 24_000 // (4 * k) // mr) * mr, max(1, 400_000 // (4 * k) // mr) * mr}
+            if sweep
+            else {0}
+        ):
             if rows < m:
                 found.append((mr, nv, rows))
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--machine", choices=["native", "narrow", "avx2"], default="native")
     parser.add_argument("--cold", action="store_true", help="evict the weights before each call")
     parser.add_argument("--sweep", action="store_true")
@@ -86,15 +96,28 @@ def main() -> None:
             continue
         todo = choices(args.machine, args.sweep, m, k)
         names = [f"k{mr}x{nv}_{mc}" for mr, nv, mc in todo]
-        source = TIMER + "namespace fissile {\n" + "".join(kernel(name, (m, k, n), *c) for name, c in zip(names, todo)) + "}\n"
+        source = (
+            TIMER
+            + "namespace fissile {\n"
+            + "".join(kernel(name, (m, k, n), *c) for name, c in zip(names, todo))
+            + "}\n"
+        )
         lib = compile_cpp(source, args.machine)
-        x, y, jobs = aligned(m * k), aligned(m * n), []      # shared: in a network the input is warm too
+        x, y, jobs = (
+            aligned(m * k),
+            aligned(m * n),
+            [],
+        )  # shared: in a network the input is warm too
         for name, (mr, nv, mc) in zip(names, todo):
             width = nv * lib.lanes()
             jobs.append((name, x, aligned(-(-n // width) * width * k), y, 2.0 * m * n * k))
         result, peak = measure(lib, jobs, args.cold, args.rounds)
         ranked = sorted(result.items(), key=lambda item: item[1][0])[:6]
-        print(f"{title:28s} peak {peak:5.0f}  " + "  ".join(f"{name[1:]}: {us:6.1f} us {frac:4.2f}" for name, (us, frac) in ranked), flush=True)
+        print(
+            f"{title:28s} peak {peak:5.0f}  "
+            + "  ".join(f"{name[1:]}: {us:6.1f} us {frac:4.2f}" for name, (us, frac) in ranked),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

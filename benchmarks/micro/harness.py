@@ -19,7 +19,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "src/fissile/targets/cpu/runtime"
 FLAGS = "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fPIC -shared -Wno-psabi".split()
-MACHINES = {"native": ["-march=native"], "narrow": ["-march=native", "-DFISSILE_NARROW"], "avx2": ["-march=native", "-mno-avx512f", "-mavx2", "-mfma"]}
+MACHINES = {
+    "native": ["-march=native"],
+    "narrow": ["-march=native", "-DFISSILE_NARROW"],
+    "avx2": ["-march=native", "-mno-avx512f", "-mavx2", "-mfma"],
+}
 
 TIMER = r"""
 #include <time.h>
@@ -82,7 +86,12 @@ def aligned(n: int, rng=np.random.default_rng(0)) -> np.ndarray:
     return raw[start : start + n + 16]
 
 
-def measure(lib, jobs: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, float]], cold: bool = False, rounds: int = 15):
+def measure(
+    lib,
+    jobs: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, float]],
+    cold: bool = False,
+    rounds: int = 15,
+):
     """jobs: (kernel name, x, w, y, flops). Returns {name: (us, fraction of peak)} and the peak in GFLOP/s."""
     lib.peak.restype = lib.time_us.restype = ctypes.c_double
     peak_n = 20_000
@@ -90,9 +99,14 @@ def measure(lib, jobs: list[tuple[str, np.ndarray, np.ndarray, np.ndarray, float
     peak_us, best = float("inf"), {}
     reps = {}
     call = lambda job, reps: lib.time_us(
-        getattr(lib, job[0]), ctypes.c_void_p(job[1].ctypes.data), ctypes.c_void_p(job[2].ctypes.data),
-        ctypes.c_void_p(job[3].ctypes.data), ctypes.c_int64(reps), ctypes.c_void_p(job[2].ctypes.data),
-        ctypes.c_int64(job[2].nbytes if cold else 0))
+        getattr(lib, job[0]),
+        ctypes.c_void_p(job[1].ctypes.data),
+        ctypes.c_void_p(job[2].ctypes.data),
+        ctypes.c_void_p(job[3].ctypes.data),
+        ctypes.c_int64(reps),
+        ctypes.c_void_p(job[2].ctypes.data),
+        ctypes.c_int64(job[2].nbytes if cold else 0),
+    )
     for job in jobs:
         once = min(call(job, 1) for _ in range(2))
         reps[job[0]] = 1 if cold else max(2, int(1000 / once))

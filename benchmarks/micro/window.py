@@ -73,7 +73,18 @@ extern "C" void transposed(const float* x, const float*, float* y) {{ transpose(
 
 def depthwise(machine: str, sweep: bool, rounds: int, only: str) -> None:
     vl = 16 if machine == "native" else 8
-    last = [(4, 1, 2), (4, 1, 1), (8, 1, 1), (7, 1, 1), (7, 1, 2), (14, 1, 1), (4, 2, 1), (4, 3, 1), (7, 2, 1), (7, 3, 1)]
+    last = [
+        (4, 1, 2),
+        (4, 1, 1),
+        (8, 1, 1),
+        (7, 1, 1),
+        (7, 1, 2),
+        (14, 1, 1),
+        (4, 2, 1),
+        (4, 3, 1),
+        (7, 2, 1),
+        (7, 3, 1),
+    ]
     first = [(0, 1, 4), (0, 1, 2), (0, 2, 2), (0, 1, 7), (0, 4, 1), (0, 4, 2), (0, 2, 4)]
     for title, (h, c, k, s) in DEPTHWISE.items():
         if only not in title:
@@ -84,34 +95,68 @@ def depthwise(machine: str, sweep: bool, rounds: int, only: str) -> None:
         names = [f"{kind}{px}x{nv}_{py}" for kind, px, nv, py in tiles]
         wp = (h - 1) * s + k
         touched = (wp * wp + h * h) * c * 4
-        source = TIMER + '#include "depthwise.h"\nnamespace fissile {\n' + COPY.format(bytes=touched // 2) + "".join(
-            (LAST if kind == "l" else FIRST).format(name=name, H=h, C=c, K=k, S=s, PX=px, NV=nv, PY=py)
-            for name, (kind, px, nv, py) in zip(names, tiles)) + "}\n"
+        source = (
+            TIMER
+            + '#include "depthwise.h"\nnamespace fissile {\n'
+            + COPY.format(bytes=touched // 2)
+            + "".join(
+                (LAST if kind == "l" else FIRST).format(
+                    name=name, H=h, C=c, K=k, S=s, PX=px, NV=nv, PY=py
+                )
+                for name, (kind, px, nv, py) in zip(names, tiles)
+            )
+            + "}\n"
+        )
         lib = compile_cpp(source, machine)
         row = -(-h // (4 * vl)) * 4 * vl * s + k + 16
         x, w, y = aligned(wp * row * c + 4096), aligned(k * k * c), aligned(wp * wp * c * 2)
         flops = 2.0 * h * h * c * k * k
-        result, peak = measure(lib, [(name, x, w, y, flops) for name in ["copy", *names]], False, rounds)
+        result, peak = measure(
+            lib, [(name, x, w, y, flops) for name in ["copy", *names]], False, rounds
+        )
         copy_us = result.pop("copy")[0]
         ranked = sorted(result.items(), key=lambda item: item[1][0])
         best = [r for r in ranked if r[0][0] == "l"][:5] + [r for r in ranked if r[0][0] == "f"][:3]
-        print(f"{title:28s} peak {peak:4.0f} copy {copy_us:6.1f} us  "
-              + "  ".join(f"{name}: {us:6.1f} us {frac:4.2f}" for name, (us, frac) in best), flush=True)
+        print(
+            f"{title:28s} peak {peak:4.0f} copy {copy_us:6.1f} us  "
+            + "  ".join(f"{name}: {us:6.1f} us {frac:4.2f}" for name, (us, frac) in best),
+            flush=True,
+        )
 
 
 def transposes(machine: str, rounds: int) -> None:
-    for r, c in [(64, 3136), (3136, 64), (256, 196), (49, 2048), (512, 784), (1024, 1024), (2048, 49)]:
-        source = (TIMER + '#include "transpose.h"\nnamespace fissile {\n' + COPY.format(bytes=r * c * 4)
-                  + TRANSPOSE.format(R=r, C=c) + "}\n")
+    for r, c in [
+        (64, 3136),
+        (3136, 64),
+        (256, 196),
+        (49, 2048),
+        (512, 784),
+        (1024, 1024),
+        (2048, 49),
+    ]:
+        source = (
+            TIMER
+            + '#include "transpose.h"\nnamespace fissile {\n'
+            + COPY.format(bytes=r * c * 4)
+            + TRANSPOSE.format(R=r, C=c)
+            + "}\n"
+        )
         lib = compile_cpp(source, machine)
         x, y = aligned(r * c), aligned(r * c)
-        result, _ = measure(lib, [("copy", x, y, y, 1.0), ("transposed", x, x, y, 1.0)], False, rounds)
+        result, _ = measure(
+            lib, [("copy", x, y, y, 1.0), ("transposed", x, x, y, 1.0)], False, rounds
+        )
         copy, ours = result["copy"][0], result["transposed"][0]
-        print(f"transpose {r:5d} x {c:5d}: {ours:7.1f} us, copy {copy:7.1f} us, ratio {ours / copy:4.2f}, {8e-3 * r * c / ours:5.1f} GB/s", flush=True)
+        print(
+            f"transpose {r:5d} x {c:5d}: {ours:7.1f} us, copy {copy:7.1f} us, ratio {ours / copy:4.2f}, {8e-3 * r * c / ours:5.1f} GB/s",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--machine", choices=["native", "narrow", "avx2"], default="native")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--only", default="")

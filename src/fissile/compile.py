@@ -197,6 +197,7 @@ def summary(graph: Graph, selection: Selection, stages: Stages) -> dict[str, Any
         "us": selection.us, "gap": selection.gap, "status": selection.status,
         "solver_seconds": selection.seconds, "columns": selection.columns, "rows": selection.rows,
         "measured": selection.measured, "rounds": selection.rounds,
+        "faults": len(selection.faults),
         "seconds": {k: round(s, 3) for k, s in stages.seconds.items()},
     }  # fmt: skip
 

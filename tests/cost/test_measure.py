@@ -1,4 +1,5 @@
-"""Measuring: budget, resumption, faults; and the real bench on kernels whose times can be foretold."""
+"""Measuring: budget, resumption, faults; and the real bench on kernels whose times can be
+foretold."""
 
 from __future__ import annotations
 
@@ -93,7 +94,9 @@ def bench(tmp_path_factory):
 
 
 def test_times_scale_with_work(bench):
-    kernels = [(f"n{n}", kernel(f"k{n}", LOOP.format(n=n), elements=n)) for n in (1000, 4000, 16000)]
+    kernels = [
+        (f"n{n}", kernel(f"k{n}", LOOP.format(n=n), elements=n)) for n in (1000, 4000, 16000)
+    ]
     times = bench.time([*kernels, ("empty", kernel("nothing", ""))])
     a, b, c = (times[f"n{n}"].us for n in (1000, 4000, 16000))
     assert 2.5 < b / a < 6 and 2.5 < c / b < 6
@@ -101,9 +104,10 @@ def test_times_scale_with_work(bench):
 
 
 def test_weights_are_cold_and_activations_warm(bench):
-    """The same sum over 512 KB: as activations it comes from a near cache, as weights from memory."""
+    """The same sum over 512 KB: activations come from a near cache, weights from memory."""
     n = 1 << 17
-    body = "float s[16] = {{}}; for (long i = 0; i < {n}; i += 16) for (int j = 0; j < 16; j++) s[j] += {p}[i + j]; "
+    body = "float s[16] = {{}}; for (long i = 0; i < {n}; i += 16) "
+    body += "for (int j = 0; j < 16; j++) s[j] += {p}[i + j]; "
     body += "for (int j = 0; j < 16; j++) y[j] = s[j];"
     times = bench.time(
         [
@@ -134,7 +138,7 @@ def test_faults_cost_only_themselves(bench):
 
 
 def test_all_threads(bench):
-    body = "for (long t = begin; t < end; t++) for (long i = t * 1000; i < t * 1000 + 1000; i++) y[i] = x[i];"
+    body = "for (long i = begin * 1000; i < end * 1000; i++) y[i] = x[i];"
     both = CpuBench(bench.toolchain, threads=2)
     assert both.time([("a", kernel("a", body, elements=64000, tiles=64))])["a"].us > 0
     assert both.place != bench.place
@@ -161,7 +165,9 @@ def test_calibration_of_this_machine(monkeypatch, tmp_path):
     assert calibrate(toolchain) == found
 
 
-SAMPLE = Calibration("w", 1, 100.0, (Rate(1024, 200.0), Rate(4096, 210.0), Rate(65536, 20.0)), 0.5, 1, 2, 3)
+SAMPLE = Calibration(
+    "w", 1, 100.0, (Rate(1024, 200.0), Rate(4096, 210.0), Rate(65536, 20.0)), 0.5, 1, 2, 3
+)
 
 
 def test_roofline():

@@ -62,13 +62,18 @@ for i in range(25):
 
 def test_processes_share_it(tmp_path):
     path = tmp_path / "s"
-    workers = [subprocess.Popen([sys.executable, "-W", "error", "-c", WRITER, path, f"w{i}"]) for i in range(4)]
+    workers = [
+        subprocess.Popen([sys.executable, "-W", "error", "-c", WRITER, path, f"w{i}"])
+        for i in range(4)
+    ]
     assert [w.wait() for w in workers] == [0] * 4
     keys = [f"w{i}.{k}" for i in range(4) for k in range(25)]
     assert len(store(path).get(keys)) == 100
 
 
-@pytest.mark.parametrize("damage", [b"this is no database, but long enough" * 99, b"SQLite format 3\0" * 99])
+@pytest.mark.parametrize(
+    "damage", [b"this is no database, but long enough" * 99, b"SQLite format 3\0" * 99]
+)
 def test_damaged_file_is_moved_aside_with_one_warning(tmp_path, damage):
     path = tmp_path / "store.sqlite"
     path.write_bytes(damage)

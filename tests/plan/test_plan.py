@@ -40,14 +40,17 @@ def feeds(graph, seed=0):
 def interpret(p: Plan, graph, inputs):
     """Run the plan in numpy over one arena of bytes; every byte remembers which launch wrote it.
 
-    Reading a byte that another launch wrote than the one that gave the token fails: this checks lifetimes
-    without looking at them.
+    Reading a byte that another launch wrote than the one that gave the token fails: this checks
+    lifetimes without looking at them.
     """
     spaces = {
         ("arena", 0): np.zeros(p.arena_bytes, np.uint8),
         ("weights", 0): weights_of(p),
         **{("input", i): bytes_of(a).copy() for i, a in enumerate(inputs)},
-        **{("output", i): np.zeros(v.type.size_bytes, np.uint8) for i, v in enumerate(graph.outputs)},
+        **{
+            ("output", i): np.zeros(v.type.size_bytes, np.uint8)
+            for i, v in enumerate(graph.outputs)
+        },
     }
     owner = {key: np.full(space.size, -1) for key, space in spaces.items()}
     given: dict = {}
@@ -258,7 +261,8 @@ def test_order_is_near_the_best_of_all(seed):
 
 
 def test_order_is_deterministic_and_wide_graphs_stay_low():
-    """Sixteen branches that reduce to a sum: depth first needs three buffers, breadth first sixteen."""
+    """Sixteen branches that reduce to a sum: depth first needs three buffers, breadth first
+    sixteen."""
     x = placeholder(of((64,)))
     total = None
     for i in range(16):

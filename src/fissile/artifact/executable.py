@@ -1,8 +1,8 @@
 """A compiled model as a callable over arrays.
 
-Calls may come from several threads: they take turns on one model. Results are fresh arrays. Anything with
-`__dlpack__` or a numpy array goes in; wrong names, shapes or element types are refused with what was
-expected.
+Calls may come from several threads: they take turns on one model. Results are fresh arrays.
+Anything with `__dlpack__` or a numpy array goes in; wrong names, shapes or element types are
+refused with what was expected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _ALIGNMENT = 64
 
 
 class Executable:
-    """Made by `compile` and `load`. `selection` is what the solver chose, or its summary once loaded."""
+    """Made by `compile` and `load`. `selection` is what the solver chose, or its summary once
+    loaded."""
 
     def __init__(
         self,
@@ -116,7 +117,9 @@ def _checked(array: Any, tensor: Tensor) -> np.ndarray:
     name, expected = shown(tensor.name), tensor.type
     if not isinstance(array, np.ndarray | np.generic):
         if not hasattr(array, "__dlpack__"):
-            raise InputError(f"input {name}: expected an array {expected}, got {type(array).__name__}")
+            raise InputError(
+                f"input {name}: expected an array {expected}, got {type(array).__name__}"
+            )
         array = np.from_dlpack(array)
     array = np.asarray(array)
     if array.dtype != tensor.dtype:
@@ -179,8 +182,8 @@ class _Library:
 
 
 def _opened(path: Path) -> ctypes.CDLL:
-    """The library of exactly this file. The dynamic linker knows libraries by their path: a name of its
-    own keeps it from handing out the library that an earlier artifact had at the same place."""
+    """The library of exactly this file. The dynamic linker knows libraries by their path: a name of
+    its own keeps it from handing out the library that an earlier artifact had at the same place."""
     if not path.is_file():
         raise OSError("no such file")
     with tempfile.TemporaryDirectory(prefix="fissile-") as folder:

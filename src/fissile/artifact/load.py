@@ -18,9 +18,11 @@ def load(
     selection: Any = None,
     temporary: bool = False,
 ) -> Executable:
-    """The model of an artifact. `threads` None: one per processor; `verify`: compare the files' hashes.
+    """The model of an artifact. `threads` None: one per processor; `verify`: compare the files'
+    hashes.
 
-    Raises ToolchainError where a file is missing or changed, or the library was built for another processor.
+    Raises ToolchainError where a file is missing or changed, or the library was built for another
+    processor.
     """
     folder = Path(folder)
     manifest = read(folder)

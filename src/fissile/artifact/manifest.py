@@ -73,18 +73,24 @@ def read(folder: Path) -> Manifest:
     """Raises ToolchainError where the folder is no artifact or one of another version."""
     path = folder / FILE
     if not path.is_file():
-        what = "does not exist" if not folder.exists() else f"is no compiled model: it has no {FILE}"
+        what = (
+            "does not exist" if not folder.exists() else f"is no compiled model: it has no {FILE}"
+        )
         raise ToolchainError(f"{folder} {what}")
     try:
         data = json.loads(path.read_text())
         found = data.pop("format")
         if found != FORMAT:
-            raise ToolchainError(f"{folder} has format {found}, this version reads {FORMAT}. {REBUILD}")
+            raise ToolchainError(
+                f"{folder} has format {found}, this version reads {FORMAT}. {REBUILD}"
+            )
         for end in ("inputs", "outputs"):
             data[end] = tuple(map(_tensor, data[end]))
         return Manifest(**data)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ToolchainError(f"{path} is damaged: {type(error).__name__} {error}. {REBUILD}") from None
+        raise ToolchainError(
+            f"{path} is damaged: {type(error).__name__} {error}. {REBUILD}"
+        ) from None
 
 
 def is_artifact(folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """Write an artifact: all of it or nothing.
 
-Everything is written into a folder beside the target, which takes the target's name when it is complete.
-A folder that is no artifact is never replaced; an artifact only by a complete one.
+Everything is written into a folder beside the target, which takes the target's name when it is
+complete. A folder that is no artifact is never replaced; an artifact only by a complete one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def write(
     facts: Mapping[str, Any] | None = None,
     prefix: str = "model",
 ) -> Path:
-    """The folder, complete. `files` is what the target emitted, `build` compiles a folder, `facts` (JSON)
-    goes into the manifest. Raises ToolchainError: disk full, folder in use, compiler failure."""
+    """The folder, complete. `files` is what the target emitted, `build` compiles a folder, `facts`
+    (JSON) goes into the manifest. Raises ToolchainError: disk full, folder in use, compiler
+    failure."""
     with replacing(folder) as part:
         for name, content in files.items():
             path = part / name
@@ -81,13 +82,15 @@ def _memory(plan: Plan) -> dict[str, int]:
 
 
 def write_weights(path: Path, plan: Plan, pack: Pack) -> None:
-    """Packed constants at their offsets, one at a time. Raises FissileError where a packer's size is off."""
+    """Packed constants at their offsets, one at a time. Raises FissileError where a packer's size
+    is off."""
     with path.open("wb") as file:
         for w in plan.weights:
             data = np.ascontiguousarray(pack(w.value.array, w.packing))
             if data.nbytes != w.size_bytes:
                 raise FissileError(
-                    f"{w.packing} of {w.value.type} gives {data.nbytes} B, the kernel expects {w.size_bytes}"
+                    f"{w.packing} of {w.value.type} gives {data.nbytes} B, "
+                    f"the kernel expects {w.size_bytes}"
                 )
             file.write(b"\0" * (w.offset - file.tell()))
             file.write(data.view(np.uint8).reshape(-1).data if data.nbytes else b"")
@@ -95,15 +98,19 @@ def write_weights(path: Path, plan: Plan, pack: Pack) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`, which takes its name if the body ends well and goes away if not.
+    """A new folder beside `folder`, which takes its name if the body ends well and goes away if
+    not.
 
-    Raises ToolchainError where `folder` is something else than an artifact, and for faults of the disk.
+    Raises ToolchainError where `folder` is something else than an artifact, and for faults of the
+    disk.
     """
     check_target(folder)
     part: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f".{folder.name[:80]}.", suffix=".part", dir=folder.parent))
+        part = Path(
+            tempfile.mkdtemp(prefix=f".{folder.name[:80]}.", suffix=".part", dir=folder.parent)
+        )
         part.chmod(0o755)
         yield part
         _swap(part, folder)
@@ -119,7 +126,9 @@ def check_target(folder: Path) -> None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ToolchainError(f"{folder} exists and is no folder. Choose another place.")
     if folder.is_dir() and any(folder.iterdir()) and not manifests.is_artifact(folder):
-        raise ToolchainError(f"{folder} holds something else than a compiled model. Choose another place.")
+        raise ToolchainError(
+            f"{folder} holds something else than a compiled model. Choose another place."
+        )
 
 
 def _swap(part: Path, folder: Path) -> None:

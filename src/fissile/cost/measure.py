@@ -1,8 +1,8 @@
 """Measured times of kernels: what the store knows, and the rest from a target's bench.
 
-Kernels are measured in the order given, a round at a time, and every round is stored when it ends: a killed
-run resumes where it was. The bench (a target's) compiles and times one round; a kernel that does not
-compile or crashes gets a `Timing` with its fault.
+Kernels are measured in the order given, a round at a time, and every round is stored when it ends:
+a killed run resumes where it was. The bench (a target's) compiles and times one round; a kernel
+that does not compile or crashes gets a `Timing` with its fault.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def measure(
 ) -> dict[str, Timing]:
     """Timings by key, known ones first; those that the budget leaves out are missing.
 
-    A round starts only where the ones before say that it ends within the budget; the first always runs,
-    smaller where the budget is short.
+    A round starts only where the ones before say that it ends within the budget; the first always
+    runs, smaller where the budget is short.
     """
     distinct = dict(kernels)
     found = store.get(distinct)

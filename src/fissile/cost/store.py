@@ -1,9 +1,9 @@
 """Measured times, kept in one SQLite file that several processes may share.
 
-A row is keyed by all that a time depends on: the kernel's key (region structure, layouts, parameters), the
-implementation's version, processor, compiler and flags (together `where`), and the threads. Invariant: no
-fault of the file ever stops a compilation. A file that SQLite cannot read is moved aside with one warning;
-a full or read-only disk makes the store forget.
+A row is keyed by all that a time depends on: the kernel's key (region structure, layouts,
+parameters), the implementation's version, processor, compiler and flags (together `where`), and the
+threads. Invariant: no fault of the file ever stops a compilation. A file that SQLite cannot read is
+moved aside with one warning; a full or read-only disk makes the store forget.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _BUSY_MS = 30_000
 
 
 def home() -> Path:
-    """Where the store, the calibration and logs live: $FISSILE_HOME, else the user's cache folder."""
+    """Where the store, the calibration and logs live: $FISSILE_HOME, else the user's cache
+    folder."""
     if chosen := os.environ.get("FISSILE_HOME"):
         return Path(chosen).expanduser()
     if sys.platform == "darwin":
@@ -49,8 +50,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Timing:
-    """Least of several repetitions; `spread` is (median - least) / least. `us` None: it did not run, and
-    `fault` says why."""
+    """Least of several repetitions; `spread` is (median - least) / least. `us` None: it did not
+    run, and `fault` says why."""
 
     us: float | None
     spread: float = 0.0
@@ -75,8 +76,8 @@ class Store:
             for start in range(0, len(wanted) if db else 0, 500):
                 part = [k for k in wanted[start : start + 500] if k not in known]
                 rows = db.execute(  # pyright: ignore[reportOptionalMemberAccess]
-                    "select kernel, us, spread, fault from time where version = ? and place = ? and "
-                    f"threads = ? and kernel in ({','.join('?' * len(part))})",
+                    "select kernel, us, spread, fault from time where version = ? and place = ? "
+                    f"and threads = ? and kernel in ({','.join('?' * len(part))})",
                     (p.version, p.where, p.threads, *part),
                 )
                 known.update((k, Timing(us, spread, fault or "")) for k, us, spread, fault in rows)
@@ -87,7 +88,8 @@ class Store:
         self._memory.update(timings)
         p, now = self.place, time.time()
         rows = [
-            (k, p.version, p.where, p.threads, t.us, t.spread, t.fault, now) for k, t in timings.items()
+            (k, p.version, p.where, p.threads, t.us, t.spread, t.fault, now)
+            for k, t in timings.items()
         ]
         with self._open() as db:
             if db:
@@ -132,7 +134,9 @@ class Store:
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         except OSError:
             return not self.path.exists()  # another process moved it first
-        warnings.warn(f"{self.path} is damaged ({error}); moved to {aside}, starting afresh", stacklevel=2)
+        warnings.warn(
+            f"{self.path} is damaged ({error}); moved to {aside}, starting afresh", stacklevel=2
+        )
         return True
 
     def _give_up(self, error: Exception) -> None:

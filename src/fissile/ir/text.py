@@ -6,10 +6,11 @@
       %2 = mul(%0, %1) : f32[2,3] from "Mul_0"
     }
 
-Parsing applies `intern`, so with the same placeholder ids the parsed values are the printed ones. Strings
-are JSON, so any name survives. Floats print by `repr`, literals readably where that gives back the same
-bits and as the hex of their bytes otherwise; literals of more than `INLINE` elements print as `@digest` and
-come from the table that `constants` gives. Nothing recurses over the depth of a graph.
+Parsing applies `intern`, so with the same placeholder ids the parsed values are the printed ones.
+Strings are JSON, so any name survives. Floats print by `repr`, literals readably where that gives
+back the same bits and as the hex of their bytes otherwise; literals of more than `INLINE` elements
+print as `@digest` and come from the table that `constants` gives. Nothing recurses over the depth
+of a graph.
 """
 
 from __future__ import annotations
@@ -144,8 +145,11 @@ _TOKENS = re.compile(
 )
 
 
-def parse(source: str, constants: Mapping[str, np.ndarray] | None = None, fresh: bool = False) -> Graph:
-    """The graph of a text. `constants` holds the arrays printed by digest; `fresh` makes new inputs.
+def parse(
+    source: str, constants: Mapping[str, np.ndarray] | None = None, fresh: bool = False
+) -> Graph:
+    """The graph of a text. `constants` holds the arrays printed by digest; `fresh` makes new
+    inputs.
 
     Raises ModelError with the place of the fault.
     """

@@ -1,7 +1,7 @@
 """The verifier: a graph is what its types say.
 
-For every node the primitive exists, its operands' types give the types that it claims, and the graph's
-inputs and names fit. Faults name the node of the model that it came from.
+For every node the primitive exists, its operands' types give the types that it claims, and the
+graph's inputs and names fit. Faults name the node of the model that it came from.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def verify(graph: Graph) -> Graph:
         raise ModelError(f"graph {shown(graph.name)}: one input is listed twice")
     for node in inputs:
         if node.prim != "input":
-            raise ModelError(f"graph {shown(graph.name)}: {where(graph, node)} is listed as an input")
+            raise ModelError(
+                f"graph {shown(graph.name)}: {where(graph, node)} is listed as an input"
+            )
     for node in graph.nodes:
         if node.prim == "input" and node not in inputs:
             raise ModelError(f"graph {shown(graph.name)}: reads an input that it does not list")
@@ -47,7 +49,9 @@ def _verify_node(graph: Graph, node: Node) -> None:
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ModelError(f"{where(graph, node)}: {error}") from None
     if tuple(types) != node.types:
-        raise ModelError(f"{where(graph, node)}: claims {_list(node.types)}, computes {_list(types)}")
+        raise ModelError(
+            f"{where(graph, node)}: claims {_list(node.types)}, computes {_list(types)}"
+        )
     for attr in node.attrs.values():
         if isinstance(attr, Graph):
             verify(attr)

@@ -74,7 +74,7 @@ class Packing:
 class Param:
     """One pointer argument of a kernel. `index` counts in candidate.needs, region.parameters or
     candidate.gives, by `role`; `packing` is set for constants. `elements` is the size of what it
-    points to, in elements of `ctype`."""
+    points to. `ctype` is the element's C type, or the pointer's: `element` is the element's."""
 
     name: str
     ctype: str
@@ -82,6 +82,10 @@ class Param:
     index: int
     elements: int
     packing: Packing | None = None
+
+    @property
+    def element(self) -> str:
+        return self.ctype.removeprefix("const ").rstrip("* ")
 
 
 @dataclass(frozen=True)

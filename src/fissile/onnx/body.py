@@ -61,12 +61,13 @@ def _type(value: Value | None) -> bytes:
 
 
 def _plain(node: NodeProto, attributes: Mapping[str, Any]) -> NodeProto:
-    """The node with its attributes spelt out."""
-    values = {
-        name: numpy_helper.from_array(a) if isinstance(a, np.ndarray) else a
-        for name, a in attributes.items()
-        if not callable(a)
-    }
-    return helper.make_node(
-        node.op_type, list(node.input), list(node.output), node.name, domain=node.domain, **values
-    )
+    """The node with the attributes that it takes from a calling function spelt out."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    copy.attribute.extend(a for a in node.attribute if not a.ref_attr_name)
+    for name in (a.name for a in node.attribute if a.ref_attr_name and a.name in attributes):
+        value = attributes[name]
+        value = numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        copy.attribute.append(helper.make_attribute(name, value))
+    return copy

@@ -34,7 +34,9 @@ def between(outputs: Sequence[Value], borders: Collection[Value]) -> Iterator[No
         stack.extend((v.node, False) for v in reversed(node.inputs) if v not in borders)
 
 
-def fold(outputs: Sequence[Value], borders: Collection[Value]) -> tuple[tuple[Value, ...], list[Node]]:
+def fold(
+    outputs: Sequence[Value], borders: Collection[Value]
+) -> tuple[tuple[Value, ...], list[Node]]:
     """The outputs with constants folded, and the primitives that are left."""
     new: dict[Value, Value] = {}
     kept = []

@@ -1,6 +1,6 @@
 """An ONNX model becomes a primitive graph of concrete shapes.
 
-    load -> fission                                                           (design, sections 2 and 4)
+load -> fission                                                           (design, sections 2 and 4)
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _inputs(graph: GraphProto, constants: Mapping[str, Value], shapes: Shapes) -
     for name in shapes:
         if name not in infos:
             listed = ", ".join(shown(n) for n in infos) or "none"
-            raise ModelError(f"a shape is given for {shown(name)}, which is no input; inputs: {listed}")
+            raise ModelError(
+                f"a shape is given for {shown(name)}, which is no input; inputs: {listed}"
+            )
     asked = [i for i in graph.input if i.name not in constants or i.name in shapes]
     symbols: dict[str, int] = {}
     for info in asked:
@@ -97,10 +99,14 @@ def _tensor_type(info: ValueInfoProto) -> TypeProto.Tensor:
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         what = (kind or "unknown").removesuffix("_type")
-        raise ModelError(f"input {shown(info.name)} is of type {what}; only dense tensors are supported")
+        raise ModelError(
+            f"input {shown(info.name)} is of type {what}; only dense tensors are supported"
+        )
     if info.type.tensor_type.elem_type not in BY_ONNX:
         code = type_name(info.type.tensor_type.elem_type)
-        raise ModelError(f"input {shown(info.name)} has element type {code}, which is not supported")
+        raise ModelError(
+            f"input {shown(info.name)} has element type {code}, which is not supported"
+        )
     return info.type.tensor_type
 
 
@@ -109,17 +115,25 @@ def _bind(info: ValueInfoProto, shape: Sequence[int], symbols: dict[str, int]) -
     tensor = _tensor_type(info)
     name = shown(info.name)
     if any(not isinstance(s, int) or isinstance(s, bool) or s < 0 for s in shape):
-        raise ModelError(f"the shape {list(shape)} given for input {name} is not one of whole numbers")
+        raise ModelError(
+            f"the shape {list(shape)} given for input {name} is not one of whole numbers"
+        )
     if not tensor.HasField("shape"):
         return
     declared = tensor.shape.dim
     if len(declared) != len(shape):
-        raise ModelError(f"the shape {list(shape)} is given for input {name}, which has rank {len(declared)}")
+        raise ModelError(
+            f"the shape {list(shape)} is given for input {name}, which has rank {len(declared)}"
+        )
     for axis, (dim, extent) in enumerate(zip(declared, shape, strict=True)):
         if dim.HasField("dim_value") and dim.dim_value >= 0 and dim.dim_value != extent:
             raise ModelError(f"the shape {list(shape)} is given for input {name}, but its dimension {axis} "
                              f"is fixed to {dim.dim_value} in the model")  # fmt: skip
-        if dim.dim_param and symbols.setdefault(dim.dim_param, extent) != extent and not _anonymous(dim.dim_param):
+        if (
+            dim.dim_param
+            and symbols.setdefault(dim.dim_param, extent) != extent
+            and not _anonymous(dim.dim_param)
+        ):
             raise ModelError(f"the given shapes make the dimension {shown(dim.dim_param)} both "
                              f"{symbols[dim.dim_param]} and {extent}")  # fmt: skip
 
@@ -129,14 +143,18 @@ def _anonymous(symbol: str) -> bool:
     return symbol in ("?", "None", "-1", "unknown")
 
 
-def _type(info: ValueInfoProto, given: Sequence[int] | None, symbols: Mapping[str, int]) -> TensorType:
+def _type(
+    info: ValueInfoProto, given: Sequence[int] | None, symbols: Mapping[str, int]
+) -> TensorType:
     tensor = _tensor_type(info)
     dtype = BY_ONNX[tensor.elem_type]
     if given is not None:
         return TensorType(tuple(int(s) for s in given), dtype)
     name = shown(info.name)
     if not tensor.HasField("shape"):
-        raise ModelError(f"input {name} has no shape in the model; give one: --shape {info.name}=...")
+        raise ModelError(
+            f"input {name} has no shape in the model; give one: --shape {info.name}=..."
+        )
     shape = []
     for axis, dim in enumerate(tensor.shape.dim):
         if dim.HasField("dim_value") and dim.dim_value >= 0:
@@ -152,7 +170,9 @@ def _type(info: ValueInfoProto, given: Sequence[int] | None, symbols: Mapping[st
 
 def _remedy(info: ValueInfoProto) -> str:
     dims = info.type.tensor_type.shape.dim
-    extents = [str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else "N" for d in dims]
+    extents = [
+        str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else "N" for d in dims
+    ]
     return f"{shown(info.name)[1:-1]}={','.join(extents)}"
 
 

@@ -16,7 +16,10 @@ def title(node: NodeProto) -> str:
 
 
 def live(
-    nodes: Sequence[NodeProto], outputs: Collection[str], outer: Collection[str], own: Collection[str]
+    nodes: Sequence[NodeProto],
+    outputs: Collection[str],
+    outer: Collection[str],
+    own: Collection[str],
 ) -> list[NodeProto]:
     """The nodes that the outputs need, operands first, else as the model lists them.
 
@@ -61,7 +64,9 @@ def _needed(
     """For every live node the nodes that it reads."""
     for name in outputs:
         if name not in giver and name not in outer:
-            raise ModelError(f"the graph's output {shown(name)} is given by no node, input or initialiser")
+            raise ModelError(
+                f"the graph's output {shown(name)} is given by no node, input or initialiser"
+            )
     needs: dict[int, set[int]] = {}
     stack = [giver[name] for name in outputs if name in giver]
     while stack:

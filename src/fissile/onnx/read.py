@@ -53,7 +53,10 @@ class Tensors:
         per_byte = 2 if bits in ("u4", "i4", "f4e2m1") else per_byte
         size = math.prod(tensor.dims) * BY_ONNX[tensor.data_type].size_bytes
         size = -(-size // per_byte)
-        offset, length = _whole(tensor.name, place, "offset", 0), _whole(tensor.name, place, "length", size)
+        offset, length = (
+            _whole(tensor.name, place, "offset", 0),
+            _whole(tensor.name, place, "length", size),
+        )
         available = path.stat().st_size
         if length != size or offset + length > available:
             raise ModelError(
@@ -89,7 +92,9 @@ class Tensors:
 def _whole(name: str, place: dict[str, str], key: str, default: int) -> int:
     text = place.get(key, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise ModelError(f"tensor {shown(name)} has the external {key} {shown(text)}, which is no size")
+        raise ModelError(
+            f"tensor {shown(name)} has the external {key} {shown(text)}, which is no size"
+        )
     return int(text)
 
 

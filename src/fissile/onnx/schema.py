@@ -33,9 +33,13 @@ def check(
     if schema.deprecated:
         raise ModelError(f"it is deprecated since opset {schema.since_version}")
     if not schema.min_input <= len(inputs) <= schema.max_input:
-        raise ModelError(f"it has {len(inputs)} inputs; {_range(schema.min_input, schema.max_input)} fit")
+        raise ModelError(
+            f"it has {len(inputs)} inputs; {_range(schema.min_input, schema.max_input)} fit"
+        )
     if not outputs <= schema.max_output:
-        raise ModelError(f"it has {outputs} outputs; {_range(schema.min_output, schema.max_output)} fit")
+        raise ModelError(
+            f"it has {outputs} outputs; {_range(schema.min_output, schema.max_output)} fit"
+        )
     for name in attributes:
         if name not in schema.attributes:
             raise ModelError(f"its attribute {name!r} is unknown in opset {schema.since_version}")
@@ -55,7 +59,9 @@ def _check_types(schema: OpSchema, inputs: Sequence[Value | None]) -> None:
             continue
         kind = f"tensor({TensorProto.DataType.Name(value.type.dtype.onnx).lower()})"
         if kind not in formal.types:
-            raise ModelError(f"its input {formal.name} cannot have the element type {value.type.dtype}")
+            raise ModelError(
+                f"its input {formal.name} cannot have the element type {value.type.dtype}"
+            )
         if formal.option == _VARIADIC and not formal.is_homogeneous:
             continue
         if bound.setdefault(formal.type_str, kind) != kind and "(" not in formal.type_str:

@@ -2,9 +2,9 @@
 
     minimise  max_i (offset_i + size_i)    such that buffers alive at the same time share no byte
 
-Greedy placements (by size, by lifetime, by area, by first use), each at the lowest offset that fits, then a
-local search that places first what reaches the top. The live-set bound proves the result when reached.
-Sizes are multiples of the alignment, hence so are offsets.
+Greedy placements (by size, by lifetime, by area, by first use), each at the lowest offset that
+fits, then a local search that places first what reaches the top. The live-set bound proves the
+result when reached. Sizes are multiples of the alignment, hence so are offsets.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def _fit(spans: Sequence[Span], order: Sequence[int]) -> tuple[list[int], int]:
 def _search(
     spans: Sequence[Span], best: tuple[int, list[int], list[int]], bound: int
 ) -> tuple[int, list[int]]:
-    """Move the span that reaches the top, and those that it rests on, to the front; keep what helps."""
+    """Move the span that reaches the top, and those that it rests on, to the front; keep what
+    helps."""
     size, order, offsets = best
     rounds = min(400, _SEARCH_PLACEMENTS // len(spans))
     rng = np.random.default_rng(0)
@@ -97,7 +98,11 @@ def _search(
             break
         tops = [i for i in current if offsets[i] + spans[i].size_bytes == size]
         i = tops[0]
-        rivals = [j for j in current if spans[j].first <= spans[i].last and spans[i].first <= spans[j].last]
+        rivals = [
+            j
+            for j in current
+            if spans[j].first <= spans[i].last and spans[i].first <= spans[j].last
+        ]
         moved = i if rng.random() < 0.5 else rivals[int(rng.integers(len(rivals)))]
         rest = [j for j in current if j != moved]
         to = int(rng.integers(max(1, len(rest) // 4 + 1)))

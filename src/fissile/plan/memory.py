@@ -1,8 +1,9 @@
 """Where every token lives: the caller's inputs and outputs, the weights, or the arena.
 
-A token is given by the first candidate in the order that gives it; a later giver writes to memory that
-nobody reads. The token of an alias is a byte offset inside its root. A root that is an output of the graph
-(itself, or through an alias that covers it) is written in place; every other output is copied at the end.
+A token is given by the first candidate in the order that gives it; a later giver writes to memory
+that nobody reads. The token of an alias is a byte offset inside its root. A root that is an output
+of the graph (itself, or through an alias that covers it) is written in place; every other output is
+copied at the end.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def plan(
     kernels: Mapping[Candidate, Kernel],
     us: Mapping[Candidate, float] | None = None,
 ) -> Plan:
-    """The plan of an order (see `order.arrange`). `kernels` lowers every candidate that is no alias."""
+    """The plan of an order (see `order.arrange`). `kernels` lowers every candidate that is no
+    alias."""
     return _Planner(graph, order, kernels, us or {}).plan()
 
 
@@ -86,7 +88,9 @@ class _Planner:
 
     def _enter_inputs(self) -> None:
         for i, value in enumerate(self.graph.inputs):
-            self.places.setdefault(Token(value, row_major(value.rank)), _Place(Slot("input", i, 0), 0))
+            self.places.setdefault(
+                Token(value, row_major(value.rank)), _Place(Slot("input", i, 0), 0)
+            )
 
     def _place_of(self, token: Token, reader: str) -> _Place:
         """Where a token lies; constants enter the weights when first read."""
@@ -104,7 +108,9 @@ class _Planner:
             self.weights[value, packing] = weight
             self.weight_bytes += aligned(size_bytes)
         if weight.size_bytes != size_bytes:
-            raise FissileError(f"{packing} of {value.type} is both {weight.size_bytes} and {size_bytes} B")
+            raise FissileError(
+                f"{packing} of {value.type} is both {weight.size_bytes} and {size_bytes} B"
+            )
         return Slot("weights", 0, weight.offset)
 
     def _alias(self, candidate: Candidate) -> None:
@@ -112,7 +118,9 @@ class _Planner:
         (given,) = candidate.gives
         if given in self.places:
             return
-        self.places[given] = _Place(source.root, source.offset + candidate.param.get("offset_bytes", 0))
+        self.places[given] = _Place(
+            source.root, source.offset + candidate.param.get("offset_bytes", 0)
+        )
         if isinstance(source.root, _Root):
             source.root.aliases.append(given)
 
@@ -139,7 +147,7 @@ class _Planner:
             return needs[param.index]
         if param.role == "give":
             return gives[param.index]
-        size = param.elements * ctype_bytes(param.ctype)
+        size = param.elements * C_SIZES[param.element]
         return _Place(self._weight(parameter_value(candidate, param), param.packing, size), 0)
 
     def _write_in_place(self, outputs: Sequence[_Place]) -> None:

@@ -1,8 +1,8 @@
 """The order of the chosen candidates: topological, with a low peak of live memory.
 
-Several list schedulers propose; the lowest peak of the live set wins, and a local search moves work around
-the peak. A candidate may run when every token that it needs is given by somebody. All choices are
-deterministic. Aliases cost nothing and run as soon as they can.
+Several list schedulers propose; the lowest peak of the live set wins, and a local search moves work
+around the peak. A candidate may run when every token that it needs is given by somebody. All
+choices are deterministic. Aliases cost nothing and run as soon as they can.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def _schedule(problem: _Problem, policy: _Policy) -> list[int]:
 
 
 def _depth_first(problem: _Problem, fallback: list[int]) -> list[int]:
-    """Producers right before their first reader, the largest operand first (after Sethi and Ullman).
+    """Producers right before their first reader, the largest operand first (after Sethi and
+    Ullman).
 
     Where a token has two givers only the one that ran first in `fallback` counts as its producer.
     """
@@ -185,7 +186,9 @@ def _depth_first(problem: _Problem, fallback: list[int]) -> list[int]:
             giver.setdefault(t, k)
     done: dict[int, None] = {}
     stack = [(k, False) for k in reversed(fallback)]
-    stack += [(giver[t], False) for t in sorted(problem.outputs & giver.keys(), key=giver.__getitem__)]
+    stack += [
+        (giver[t], False) for t in sorted(problem.outputs & giver.keys(), key=giver.__getitem__)
+    ]
     while stack:
         k, expanded = stack.pop()
         if k in done:

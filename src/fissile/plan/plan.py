@@ -1,7 +1,7 @@
 """The plan: what runs, in which order, on which memory.
 
-Invariant: `steps` are in an order in which every slot is written before it is read, and two buffers whose
-lifetimes overlap never share bytes of the arena, except aliases of one root.
+Invariant: `steps` are in an order in which every slot is written before it is read, and two buffers
+whose lifetimes overlap never share bytes of the arena, except aliases of one root.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from fissile.kernels.candidate import Candidate, Kernel, Packing
 
 @dataclass(frozen=True)
 class Slot:
-    """A place: arena or weights (byte offset), input or output (index; then a byte offset inside)."""
+    """A place: arena or weights (byte offset), input or output (index; then a byte offset
+    inside)."""
 
     space: str  # arena, weights, input, output
     index: int
@@ -34,7 +35,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A plain copy, for an output that is an input, a constant, an alias of another or given twice."""
+    """A plain copy, for an output that is an input, a constant, an alias of another or given
+    twice."""
 
     source: Slot
     target: Slot

@@ -13,6 +13,7 @@ gives some of U has every need in A or given by nobody.  So each round cuts off 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from fissile.select.landmarks import derivation_order
@@ -56,10 +57,22 @@ def founded_rows(problem: Problem, chosen: Sequence[int], serial: int = 0) -> It
 
 
 def prune(problem: Problem, chosen: Sequence[int]) -> list[int]:
-    """Drop columns, dearest first, while the outputs stay derivable; none of the rest is removable."""
-    kept = executable_order(problem, chosen)
-    for k in sorted(kept, key=lambda k: (-problem.columns[k].cost, -k)):
-        without = [j for j in kept if j != k]
-        if is_solution(problem, without):
-            kept = without
-    return executable_order(problem, kept)
+    """Drop columns, dearest first, until none of the rest is removable.
+
+    Only columns whose every token is given twice or wanted by nobody are tried.  That suffices: if k
+    is removable and alone gives a token that j needs, then j runs after k and is removable itself.
+    """
+    columns, kept = problem.columns, executable_order(problem, chosen)
+    while True:
+        given = Counter(t for k in kept for t in columns[k].gives)
+        wanted = {t for k in kept for t in columns[k].needs}.union(problem.outputs) - problem.free
+        spare = [
+            k for k in kept if all(given[t] > 1 or t not in wanted for t in columns[k].gives)
+        ]
+        for k in sorted(spare, key=lambda k: (-columns[k].cost, -k)):
+            without = executable_order(problem, [j for j in kept if j != k])
+            if available(problem, without).issuperset(problem.outputs):
+                kept = without
+                break
+        else:
+            return kept

@@ -6,6 +6,7 @@ cuts it short.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,10 +35,11 @@ class Model:
         for option, value in SILENT.items():
             self.solver.setOptionValue(option, value)
         self.columns = len(costs)
+        self.costs = np.asarray(costs, np.float64)
         none = np.empty(0, np.int32)
         self.solver.addCols(
             self.columns,
-            np.asarray(costs, np.float64),
+            self.costs,
             np.zeros(self.columns),
             np.ones(self.columns),
             0,
@@ -56,9 +58,10 @@ class Model:
         starts, indices, values, lower = [], [], [], []
         for row in rows:
             starts.append(len(indices))
-            indices.extend(row.plus)
-            values.extend([1.0] * len(row.plus))
-            lower.append(1.0 if row.minus is None else 0.0)
+            terms = Counter(row.plus)
+            indices.extend(terms.keys())
+            values.extend(map(float, terms.values()))
+            lower.append(float(row.least) if row.minus is None else 0.0)
             if row.minus is not None:
                 indices.append(row.minus)
                 values.append(-1.0)
@@ -98,10 +101,23 @@ class Model:
             point.col_value = np.isin(np.arange(self.columns), start).astype(float).tolist()
             self.solver.setSolution(point)
         self.solver.run()
-        status = self.solver.getModelStatus()
-        if status == highspy.HighsModelStatus.kInfeasible:
+        answer = self._answer()
+        if answer is None:
+            # HiGHS 1.16: if presolve leaves nothing better than the start, offsets can be lost
+            self.solver.clearSolver()
+            self.solver.run()
+            answer = self._answer()
+        return answer or Answer(None, 0.0, False)
+
+    def _answer(self) -> Answer | None:
+        """None if the objective that HiGHS reports is not that of its point."""
+        if self.solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
             return Answer(None, float("inf"), True)
         info = self.solver.getInfo()
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        values = np.asarray(self.solver.getSolution().col_value) if found else None
+        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            return Answer(None, info.mip_dual_bound, False)
+        values = np.asarray(self.solver.getSolution().col_value)
+        objective = float(self.costs @ values)
+        if abs(objective - info.objective_function_value) > 1e-6 * max(1.0, abs(objective)):
+            return None
         return Answer(values, info.mip_dual_bound, False)

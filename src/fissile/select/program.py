@@ -4,7 +4,9 @@ A token is a value in a layout; a column is a kernel that needs tokens, gives to
 A set of columns is a solution when its columns can be run one after another from the free tokens and
 the outputs are given.  This file holds the data and the rows; every row is written
 
-    sum_{j in plus} x_j >= x_minus        or, without `minus`,        sum_{j in plus} x_j >= 1.
+    sum_{j in plus} x_j >= x_minus        or, without `minus`,        sum_{j in plus} x_j >= least
+
+with least = 1 but for some cuts.
 
 Invariant: the rows that `rows` yields keep at least one optimal solution.  `outputs` and `needs` are
 Korch's; `cover`, `edges` and `layouts` are landmarks: sets of columns of which every solution runs
@@ -57,12 +59,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`family` and `at` name the row; see the module for what `plus` and `minus` mean."""
+    """`family` and `at` name the row; a column may stand in `plus` more than once."""
 
     family: str
     at: tuple[int, ...]
     plus: tuple[int, ...]
     minus: int | None = None
+    least: int = 1
 
     @property
     def name(self) -> str:

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fissile.select.highs import Model
 from fissile.select.incumbent import cheap_solution
+from fissile.select.odd import violated_triples
 from fissile.select.program import NeedsRows, Problem, Row, landmark_rows
 from fissile.select.separate import (
-    Seeds,
+    Growth,
     Support,
-    find_seeds,
     violated,
     violated_founded,
     violated_landmarks,
 )
 
 ROUNDS = 60
+CUTS = ("landmark", "founded", "odd")
 STALL = 3  # rounds without a rise of the bound worth having
 
 
@@ -51,14 +52,14 @@ def relax(
     deadline: float,
     carried: Sequence[Row] = (),
 ) -> Relaxation:
-    """Rounds of solve, round to an incumbent, separate.  `start` is a solution, `goal` a bound high enough."""
+    """Rounds: solve, steer the incumbent, separate.  `goal` is a bound that is high enough."""
     best = tuple(start)
     scale = 1000.0 / max(cost_of(problem, best), 1e-12)
     model = Model([column.cost * scale for column in problem.columns], integral=False)
     pool = [*landmark_rows(problem, families), *carried]
     model.add(pool)
     needs = NeedsRows(problem, families)
-    seeds = find_seeds(problem)
+    growth = Growth(problem)
     result = Relaxation(0.0, (), (), (), best, 0)
     stall = 0
     for serial in range(ROUNDS):
@@ -73,33 +74,31 @@ def relax(
         )
         if result.bound >= min(goal, cost_of(problem, best) * (1 - 1e-9)) or stall >= STALL:
             break
-        fresh = separate(problem, seeds, needs, values, serial)
+        fresh = separate(growth, needs, pool, values, serial)
         if not model.add(fresh):
             break
-        pool.extend(row for row in fresh if row.family in ("landmark", "founded"))
+        pool.extend(row for row in fresh if row.family in CUTS)
     return finish(result, pool)
 
 
 def separate(
-    problem: Problem, seeds: Seeds, needs: NeedsRows, values: list[float], serial: int
+    growth: Growth, needs: NeedsRows, pool: Sequence[Row], values: list[float], serial: int
 ) -> list[Row]:
-    """Violated rows of the program and of growth; founded ones only when nothing else is left."""
-    support = Support(problem, values)
+    """Violated rows of the program and of growth; the dearer kinds only when nothing else is left."""
+    support = Support(growth, values)
     fresh = violated((row for k in support.columns for row in needs.of(k)), values)
-    fresh += violated_landmarks(problem, seeds, support, serial)
-    return fresh or list(violated_founded(problem, seeds, support, serial))
+    fresh += violated_landmarks(growth, support, serial)
+    fresh = fresh or list(violated_triples(pool, values, serial))
+    return fresh or list(violated_founded(growth, support, serial))
 
 
 def better(problem: Problem, best: tuple[int, ...], values: Sequence[float]) -> tuple[int, ...]:
-    """The cheaper of `best` and a solution steered towards the fractional point."""
-    weights = [
-        column.cost * (1 - min(x, 1.0)) + 1e-3 * column.cost
-        for column, x in zip(problem.columns, values, strict=True)
-    ]
-    found = cheap_solution(problem, weights)
-    if found is not None and cost_of(problem, found) < cost_of(problem, best):
-        return tuple(found)
-    return best
+    """The cheaper of `best` and a solution among its columns and those of the fractional point."""
+    among = sorted({k for k, x in enumerate(values) if x > 1e-6}.union(best))
+    weights = [problem.columns[k].cost * (1.001 - min(values[k], 1.0)) for k in among]
+    found = cheap_solution(replace(problem, columns=tuple(problem.columns[k] for k in among)), weights)
+    found = best if found is None else tuple(among[i] for i in found)
+    return found if cost_of(problem, found) < cost_of(problem, best) else best
 
 
 def finish(result: Relaxation, pool: Sequence[Row]) -> Relaxation:
@@ -110,8 +109,8 @@ def finish(result: Relaxation, pool: Sequence[Row]) -> Relaxation:
     tight = [
         row
         for row in pool
-        if row.family in ("landmark", "founded")
-        and sum(x[k] for k in row.plus) < 1e-6 + (1.0 if row.minus is None else x[row.minus])
+        if row.family in CUTS
+        and sum(x[k] for k in row.plus) < 1e-6 + (row.least if row.minus is None else x[row.minus])
     ]
     return Relaxation(result.bound, x, result.reduced, tuple(tight), result.chosen, result.rounds)
 

@@ -177,7 +177,7 @@ def _keep(rest: Reduced, keep: Sequence[int], cuts: Sequence[Row]) -> tuple[Redu
         minus = None if row.minus is None else place.get(old[row.minus])
         if row.minus is None or minus is not None:
             plus = tuple(place[old[k]] for k in row.plus if old[k] in place)
-            carried.append(Row(row.family, row.at, plus, minus))
+            carried.append(Row(row.family, row.at, plus, minus, row.least))
     return rest, carried
 
 

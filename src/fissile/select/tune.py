@@ -47,6 +47,7 @@ class Selection:
     rows: int
     measured: int
     rounds: int
+    faults: Mapping[str, str]  # kernels that did not compile or crashed, by key
 
 
 Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
@@ -71,37 +72,40 @@ class _Tuning:
         self.deadline, self.budget_s = time.monotonic() + budget_s, budget_s
         self.progress = progress or (lambda what, share, left: None)
         self.measured: dict[str, float] = {}
+        self.faults: dict[str, str] = {}
         self.rounds = 0
         self._enter(store.get({c.key for c in self.candidates}) if store else {})
 
     def run(self) -> Selection:
-        solved: Selected | None = None
+        chosen: list[Candidate] = []
         while self.bench is not None and time.monotonic() < self.deadline:
-            solved = self._solve(QUICK_GAP, QUICK_S, solved, 1.0)
+            solved = self._solve(QUICK_GAP, QUICK_S, chosen, 1.0)
+            chosen = [self.candidates[k] for k in solved.chosen]
             wanted = self._wanted(solved)
             if not wanted or not self._measure(wanted):
                 break
             self.rounds += 1
-        return self._final(solved)
+        return self._final(chosen)
 
-    def _final(self, solved: Selected | None) -> Selection:
+    def _final(self, chosen: Sequence[Candidate]) -> Selection:
         self.progress("solving", 1.0, 0.0)
-        solved = self._solve(FINAL_GAP, FINAL_S, solved, UNKNOWN)
+        solved = self._solve(FINAL_GAP, FINAL_S, chosen, UNKNOWN)
         if solved.status == "infeasible":
             raise ValueError("no set of candidates gives the outputs")
         costs = prices(self.candidates, self.model, self.measured)
         return Selection(
             tuple(self.candidates[k] for k in solved.chosen), tuple(costs[k] for k in solved.chosen),
             solved.objective, solved.gap, solved.bound, solved.status, solved.seconds,
-            solved.columns, solved.rows, len(self.measured), self.rounds,
+            solved.columns, solved.rows, len(self.measured), self.rounds, self.faults,
         )  # fmt: skip
 
-    def _solve(self, gap: float, limit_s: float, before: Selected | None, distrust: float) -> Selected:
+    def _solve(self, gap: float, limit_s: float, before: Sequence[Candidate], distrust: float) -> Selected:
         costs = prices(self.candidates, self.model, self.measured)
         if distrust != 1.0:
             costs = [replace(c, us=c.us * distrust) if c.source == "model" else c for c in costs]
         program = problem(self.graph, self.candidates, [c.us for c in costs])
-        start = before.chosen if before else ()
+        numbers = {c: k for k, c in enumerate(self.candidates)}
+        start = [numbers[c] for c in before if c in numbers]
         return select(program, time_limit=limit_s, gap=gap, start=start)
 
     def _wanted(self, solved: Selected) -> list[Candidate]:
@@ -138,6 +142,7 @@ class _Tuning:
     def _enter(self, timings: Mapping[str, object]) -> None:
         """Take in measurements; what does not compile or crashes is no candidate any more."""
         failed = {key for key, t in timings.items() if t.us is None}  # pyright: ignore
+        self.faults.update({key: timings[key].fault for key in failed})  # pyright: ignore
         self.candidates = [c for c in self.candidates if c.key not in failed or c.is_alias]
         self.measured.update({k: t.us for k, t in timings.items() if t.us is not None})  # pyright: ignore
         distinct = {c.key: c for c in self.candidates if c.key in self.measured}

@@ -16,7 +16,21 @@ from fissile.ir.prims import PRIMS
 from fissile.ir.types import BOOL, F32, F64, DType
 from fissile.tiles.expr import Choose, Expr, Literal, Load, Op, Register
 from fissile.tiles.index import Var, text
-from fissile.tiles.nest import Accumulate, Do, For, If, Lanes, Raw, Statement, Store, Tree, expressions, varying
+from fissile.tiles.nest import (
+    Accumulate,
+    Define,
+    Do,
+    For,
+    If,
+    Lanes,
+    Raw,
+    Scope,
+    Statement,
+    Store,
+    Tree,
+    expressions,
+    varying,
+)
 
 IDENTITY = {"sum": "0", "prod": "1", "max": "lowest<{}>()", "min": "highest<{}>()"}
 _FOLD = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max({0}, {1})", "min": "min({0}, {1})"}
@@ -71,16 +85,37 @@ class Printer:
             yield f"{tab}}} else {{"
             yield from self.trees(tree.other, lane, indent + 1)
             yield f"{tab}}}"
+        elif isinstance(tree, Scope):
+            yield f"{tab}{{"
+            yield from self.trees(tree.body, lane, indent + 1)
+            yield f"{tab}}}"
         elif isinstance(tree, For):
             v = tree.var
             yield f"{tab}for (int64_t {v.name} = {v.lo}; {v.name} < {v.hi + 1}; ++{v.name}) {{"
             yield from self.trees(tree.body, lane, indent + 1)
             yield f"{tab}}}"
+        elif registers := _registers(tree):
+            yield from (tab + line for line in self._in_turn(tree, registers))
         else:
             v = tree.var
             yield f"{tab}lanes({v.extent}, [&](auto l, int64_t {v.name}) {{"
             yield from self.trees(tree.body, v, indent + 1)
             yield f"{tab}}});"
+
+    def _in_turn(self, tree: Lanes, registers: dict[str, str]) -> Iterator[str]:
+        """A vector loop that reduces: accumulators in turn, folded at its end."""
+        v = tree.var
+        for register, op in registers.items():
+            yield f"Turns<{v.extent}> {register}v({identity(op)});"
+        yield f"in_turn<{v.extent}>([&](auto l, int64_t {v.name}, auto k) FISSILE_BODY {{"
+        yield from self.trees(tree.body, v, 1)
+        yield "});"
+        for register, op in registers.items():
+            folded = f"h{op}({register}v)"
+            if tree.opens:
+                yield f"float {register} = {folded};"
+            else:
+                yield f"{register} = {_FOLD[op].format(register, folded)};"
 
     def statements(self, statements: Iterable[Statement], lane: Var | None) -> Iterator[str]:
         statements = list(statements)
@@ -90,17 +125,17 @@ class Printer:
             yield f"const auto {names[id(e)]} = {self._expr(e, lane, names, top=True)};"
         for s in statements:
             value = self.expr(s.value, lane, names)
-            if isinstance(s, Store):
+            if isinstance(s, Define):
+                yield f"const {compute_type(s.value.dtype)} {s.name} = {value};"
+            elif isinstance(s, Store):
                 target = f"{s.pointer} + {text(s.address)}"
                 if lane is not None:
                     yield f"store(l, {target}, {value if varying(s.value, lane) else f'splat({value})'});"
                 else:
                     yield f"put({target}, {value});"
-            elif lane is not None and lane.name == "lane":
-                yield f"{s.register} = {_FOLD[s.op].format(s.register, value)};"
             elif lane is not None:
                 kept = f"keep(l, {value if varying(s.value, lane) else f'splat({value})'}, {identity(s.op)})"
-                yield f"{s.register} = {_FOLD[s.op].format(s.register, kept)};"
+                yield f"{s.register}v[k] = {_FOLD[s.op].format(f'{s.register}v[k]', kept)};"
             else:
                 yield f"{s.register} = {_FOLD[s.op].format(s.register, value)};"
 
@@ -128,7 +163,7 @@ class Printer:
             return f"rounded<{e.dtype.c}>({shown})"
         if e.dtype.name in ("i8", "u8", "i16", "u16"):
             return f"cast<{e.dtype.c}>({shown})"
-        return shown if top or shown.endswith(")") and shown[0].isalpha() else f"({shown})"
+        return shown if top or str(PRIMS[e.prim].c)[0].isalpha() else f"({shown})"
 
     def _attrs(self, e: Op) -> dict[str, str]:
         return {"to": compute_type(e.dtype)} if e.prim == "cast" else {}
@@ -143,6 +178,12 @@ class Printer:
         if varying(e.args[0], lane):
             return f"select({condition}, {x}, {y})"
         return f"({condition} ? {x} : {y})"
+
+
+def _registers(tree: Lanes) -> dict[str, str]:
+    """The registers that a vector loop accumulates into, and how."""
+    statements = [s for t in tree.body if isinstance(t, Do) for s in t.statements]
+    return {s.register: s.op for s in statements if isinstance(s, Accumulate)}
 
 
 def identity(op: str) -> str:

@@ -320,10 +320,9 @@ def text(e: Index) -> str:
 
 def _call(atom: Fn) -> str:
     inner = text(atom.args[0])
-    if atom.name == "div":
-        return f"(({inner}) / {atom.params[0]})"
-    if atom.name == "mod":
-        return f"(({inner}) % {atom.params[0]})"
+    if atom.name in ("div", "mod"):
+        left = inner if inner.isidentifier() else f"({inner})"
+        return f"({left} {'/' if atom.name == 'div' else '%'} {atom.params[0]})"
     if atom.name == "table":
         return f"index_at({atom.params[0]}, {inner}, {atom.params[1]})"
     return f"{atom.name}_index({', '.join([inner, *map(str, atom.params)])})"

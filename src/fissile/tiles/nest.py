@@ -33,15 +33,25 @@ class Store:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """register = op(register, value); op: sum, max, min or prod."""
+    """register = op(register, value); op: sum, max, min or prod. The register is one scalar: a vector loop
+    accumulates lane by lane and folds its lanes into it at the end."""
 
     register: str
     op: str
     value: Expr
 
 
-Statement = Store | Accumulate
+@dataclass(frozen=True)
+class Define:
+    """A constant of the enclosing scope."""
+
+    name: str
+    value: Expr
+
+
+Statement = Store | Accumulate | Define
 Make = Callable[[Env, Decided], Sequence[Statement]]
+Settled = Callable[[Sequence[Var], list[Statement]], list[Statement]]
 
 
 @dataclass(frozen=True)
@@ -52,10 +62,12 @@ class For:
 
 @dataclass(frozen=True)
 class Lanes:
-    """A loop in steps of the vector length; the last step may be partial."""
+    """A loop in steps of the vector length; the last step may be partial. With `opens` the registers
+    that it accumulates into begin here."""
 
     var: Var
     body: tuple[Tree, ...]
+    opens: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,13 +84,20 @@ class Do:
 
 
 @dataclass(frozen=True)
+class Scope:
+    """Braces: what is declared in the body ends with it."""
+
+    body: tuple[Tree, ...]
+
+
+@dataclass(frozen=True)
 class Raw:
     """Lines of C++ as they are."""
 
     lines: tuple[str, ...]
 
 
-Tree = For | Lanes | If | Do | Raw
+Tree = For | Lanes | If | Do | Scope | Raw
 
 
 def loop(name: str, extent: int) -> Var:
@@ -86,20 +105,36 @@ def loop(name: str, extent: int) -> Var:
 
 
 def nest(
-    loops: Sequence[Var], make: Make, decided: Decided | None = None, lanes: bool = True, outer: Var | None = None
+    loops: Sequence[Var],
+    make: Make,
+    decided: Decided | None = None,
+    lanes: bool = True,
+    outer: Var | None = None,
+    settled: Settled | None = None,
 ) -> tuple[Tree, ...]:
     """Loops from outermost to innermost. With `lanes` the innermost may become a vector loop; `outer` is
-    the vector loop that the whole nest stands in."""
+    the vector loop that the whole nest stands in. `settled` may change, or refuse, the statements of a piece
+    once its loops are split as far as they will be."""
     if any(v.extent <= 0 for v in loops):
         return ()
     env = {v.name: var(v) for v in loops}
-    return _Nest(make, lanes, outer).split(list(loops), env, dict(decided or {}))
+    return _Nest(make, lanes, outer, settled).split(list(loops), env, dict(decided or {}))
+
+
+def divisions(loops: Sequence[Var], make: Make) -> Mapping[str, int]:
+    """Loops that `nest` would split in two, with the extent of the inner part."""
+    if any(v.extent <= 0 for v in loops):
+        return {}
+    found = _Nest(make, False, None, None)
+    found.split(list(loops), {v.name: var(v) for v in loops}, {})
+    return found.divided
 
 
 class _Nest:
-    def __init__(self, make: Make, lanes: bool, outer: Var | None):
-        self.make, self.lanes, self.outer = make, lanes, outer
+    def __init__(self, make: Make, lanes: bool, outer: Var | None, settled: Settled | None):
+        self.make, self.lanes, self.outer, self.settled = make, lanes, outer, settled
         self.pieces = 1
+        self.divided: dict[str, int] = {}
 
     def split(self, loops: list[Var], env: Env, decided: Decided) -> tuple[Tree, ...]:
         try:
@@ -109,6 +144,7 @@ class _Nest:
         refined = self._refine(loops, statements)
         if refined is not None:
             v, factor = refined
+            self.divided.setdefault(v.name, factor)
             parts = [Var(f"{v.name}o", 0, v.extent // factor - 1), Var(f"{v.name}i", 0, factor - 1)]
             at = loops.index(v)
             new = var(parts[0]) * factor + var(parts[1]) + v.lo
@@ -159,6 +195,8 @@ class _Nest:
         return None
 
     def _close(self, loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...]:
+        if self.settled is not None:
+            statements = self.settled(loops, statements)
         loops, statements = _normal(loops, statements)
         loops, statements = _merge(loops, statements)
         loops = [v for v in loops if v.extent > 1]
@@ -218,19 +256,28 @@ def addresses(statements: Sequence[Statement]) -> Iterator[Index]:
 
 def rewrite(statements: Sequence[Statement], change: Callable[[Index], Index]) -> list[Statement]:
     """The same statements with every address changed; shared parts stay shared."""
+    return [
+        replace(s, address=change(s.address)) if isinstance(s, Store) else s
+        for s in _mapped(statements, lambda e, visit: _changed(e, change, visit))
+    ]
+
+
+def exchange(statements: Sequence[Statement], other: Callable[[Expr], Expr | None]) -> list[Statement]:
+    """The same statements with some parts exchanged for others; shared parts stay shared."""
+    return _mapped(statements, lambda e, visit: other(e) or _changed(e, lambda i: i, visit))
+
+
+def _mapped(
+    statements: Sequence[Statement], change: Callable[[Expr, Callable[[Expr], Expr]], Expr]
+) -> list[Statement]:
     memo: dict[int, Expr] = {}
 
     def visit(e: Expr) -> Expr:
         if id(e) not in memo:
-            memo[id(e)] = _changed(e, change, visit)
+            memo[id(e)] = change(e, visit)
         return memo[id(e)]
 
-    return [
-        Store(s.pointer, change(s.address), visit(s.value))
-        if isinstance(s, Store)
-        else Accumulate(s.register, s.op, visit(s.value))
-        for s in statements
-    ]
+    return [replace(s, value=visit(s.value)) for s in statements]
 
 
 def _changed(e: Expr, change: Callable[[Index], Index], visit: Callable[[Expr], Expr]) -> Expr:

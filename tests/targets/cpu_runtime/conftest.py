@@ -32,10 +32,12 @@ class Library:
     def __call__(self, name: str, *args: np.ndarray | int, result: type | None = None):
         function = getattr(self.cdll, name)
         function.restype = result
-        return function(*(
-            ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_int64(a)
-            for a in args
-        ))
+        return function(
+            *(
+                ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_int64(a)
+                for a in args
+            )
+        )
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ extern "C" void rows_%(mr)d_%(nv)d(const float* a, const float* b, float* y, int
       vf c[mr.value][%(nv)d];
       zero(c);
       if (packed) contract(c, K, a + m * K, K, 1, b + n * K);
-      else contract(c, K, a + m, M, 1 * M, b + n, N);
+      else contract(c, K, a + m, 1, M, b + n, N);
       for (int i = 0; i < mr.value; i++)
         for (int v = 0; v < %(nv)d; v++)
           if (int64_t left = N - n - v * VL; left > 0) storen(y + (m + i) * N + n + v * VL, c[i][v], left < VL ? left : VL);
@@ -56,7 +56,9 @@ def panels(b: np.ndarray, width: int) -> np.ndarray:
     k, n = b.shape
     padded = np.zeros((k, -(-n // width) * width), np.float32)
     padded[:, :n] = b
-    return np.ascontiguousarray(padded.reshape(k, -1, width).transpose(1, 0, 2))
+    return np.ascontiguousarray(
+        padded.reshape(k, padded.shape[1] // width, width).transpose(1, 0, 2)
+    )
 
 
 def close(y: np.ndarray, exact: np.ndarray, k: int) -> None:
@@ -74,7 +76,9 @@ def test_any_tile_gives_the_same_bits(compile_cpp, machine, lanes, m, k, n):
         library(f"rows_{mr}_{nv}", a, panels(b, nv * lanes), y, m, k, n, 1)
         results.append(y)
         if n % (nv * lanes) == 0:
-            library(f"rows_{mr}_{nv}", np.ascontiguousarray(a.T), b, y := np.zeros_like(y), m, k, n, 0)
+            library(
+                f"rows_{mr}_{nv}", np.ascontiguousarray(a.T), b, y := np.zeros_like(y), m, k, n, 0
+            )
             results.append(y)
     close(results[0], a.astype(np.float64) @ b.astype(np.float64), max(k, 1))
     for y in results[1:]:
@@ -84,7 +88,10 @@ def test_any_tile_gives_the_same_bits(compile_cpp, machine, lanes, m, k, n):
 @pytest.mark.parametrize("m", [4, 11, 15])
 def test_constant_rows_are_split_evenly(compile_cpp, machine, lanes, m):
     rng = np.random.default_rng(m)
-    a, b = rng.standard_normal((m, 33), np.float32), rng.standard_normal((33, 2 * lanes), np.float32)
+    a, b = (
+        rng.standard_normal((m, 33), np.float32),
+        rng.standard_normal((33, 2 * lanes), np.float32),
+    )
     y = np.zeros((m, 2 * lanes), np.float32)
     compile_cpp(BODY, machine, "contract.h")(f"fixed_{m}", a, b, y, 33)
     close(y, a.astype(np.float64) @ b, 33)
@@ -108,17 +115,30 @@ def test_pack_panel(compile_cpp, machine):
     assert_array_equal(y, np.c_[x.T, np.zeros((9, 3), np.float32)])
 
 
-@pytest.mark.parametrize("machine,vector,mr,nv", [
-    ("native", "zmm", 14, 2), ("native", "zmm", 7, 4), ("native", "zmm", 28, 1), ("avx2", "ymm", 6, 2), ("avx2", "ymm", 4, 3),
-])
+@pytest.mark.parametrize(
+    "machine,vector,mr,nv",
+    [
+        ("native", "zmm", 14, 2),
+        ("native", "zmm", 7, 4),
+        ("native", "zmm", 28, 1),
+        ("avx2", "ymm", 6, 2),
+        ("avx2", "ymm", 4, 3),
+    ],
+)
 def test_accumulators_stay_in_registers(assemble, machine, vector, mr, nv):
-    assemble("", "avx2")      # skips where there is no AVX-512
-    text = assemble(f"""#include "contract.h"
+    assemble("", "avx2")  # skips where there is no AVX-512
+    text = assemble(
+        f"""#include "contract.h"
     namespace fissile {{ extern "C" void k(const float* a, const float* b, float* y, int64_t K) {{
       vf c[{mr}][{nv}];
       zero(c);
       contract(c, K, a, 512, 1, b);
-      for (int i = 0; i < {mr}; i++) for (int v = 0; v < {nv}; v++) store(y + i * 512 + v * VL, relu(c[i][v]));
-    }} }}""", machine)
+    #pragma GCC unroll 32
+      for (int i = 0; i < {mr}; i++)
+    #pragma GCC unroll 8
+        for (int v = 0; v < {nv}; v++) store(y + i * 512 + v * VL, relu(c[i][v]));
+    }} }}""",
+        machine,
+    )
     assert len(re.findall(rf"vfmadd\w+ps.*%{vector}", text)) == mr * nv
     assert not re.search(rf"%{vector}.*\(%rsp\)|\(%rsp\).*%{vector}", text)

@@ -6,12 +6,23 @@ import re
 
 import pytest
 
-KERNEL_HEADERS = ["vec.h", "vmath.h", "contract.h", "conv.h", "depthwise.h", "pool.h", "transpose.h", "threads.h"]
+KERNEL_HEADERS = [
+    "vec.h",
+    "vmath.h",
+    "contract.h",
+    "conv.h",
+    "depthwise.h",
+    "pool.h",
+    "transpose.h",
+    "threads.h",
+]
 
 
 @pytest.mark.parametrize("name", KERNEL_HEADERS)
 def test_no_standard_header(runtime_folder, name):
-    includes = set(re.findall(r"#include\s+([<\"][^>\"]+[>\"])", (runtime_folder / name).read_text()))
+    includes = set(
+        re.findall(r"#include\s+([<\"][^>\"]+[>\"])", (runtime_folder / name).read_text())
+    )
     assert {i for i in includes if i.startswith("<")} <= {"<stddef.h>", "<stdint.h>"}
 
 

@@ -76,7 +76,9 @@ def folded(v: np.ndarray, f) -> np.float32:
 
 
 def test_horizontal(library, lanes):
-    x = (np.random.default_rng(3).standard_normal(lanes) * 10.0 ** np.arange(lanes)).astype(np.float32)
+    x = (np.random.default_rng(3).standard_normal(lanes) * 10.0 ** np.arange(lanes)).astype(
+        np.float32
+    )
     assert library("sum", x, result=ctypes.c_float) == folded(x, np.add)
     assert library("largest", x, result=ctypes.c_float) == x.max()
     assert library("smallest", x, result=ctypes.c_float) == x.min()

@@ -8,15 +8,21 @@ import pytest
 TYPES = {"uint8_t": np.uint8, "int16_t": np.int16, "float": np.float32, "double": np.float64}
 BODY = "".join(
     f'extern "C" void t_{t}({t}* y, int64_t y_row, const {t}* x, int64_t x_row, int64_t R, int64_t C)'
-    f" {{ transpose(y, y_row, x, x_row, R, C); }}\n" for t in TYPES)
+    f" {{ transpose(y, y_row, x, x_row, R, C); }}\n"
+    for t in TYPES
+)
 
 
 @pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("rows,columns", [(1, 1), (16, 16), (17, 5), (5, 40), (49, 64), (33, 130), (0, 7)])
+@pytest.mark.parametrize(
+    "rows,columns", [(1, 1), (16, 16), (17, 5), (5, 40), (49, 64), (33, 130), (0, 7)]
+)
 def test_transpose(compile_cpp, machine, name, rows, columns):
     rng = np.random.default_rng(rows)
     x = rng.integers(0, 120, (rows, columns + 3)).astype(TYPES[name])
     y = np.full((columns, rows + 2), 77, TYPES[name])
-    compile_cpp(BODY, machine, "transpose.h")(f"t_{name}", y, rows + 2, x, columns + 3, rows, columns)
+    compile_cpp(BODY, machine, "transpose.h")(
+        f"t_{name}", y, rows + 2, x, columns + 3, rows, columns
+    )
     np.testing.assert_array_equal(y[:, :rows], x[:, :columns].T)
     assert np.all(y[:, rows:] == 77)

@@ -4,5 +4,6 @@ import importlib
 import pkgutil
 
 FAMILIES = tuple(
-    importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
+    importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.iter_modules(__path__)
 )

@@ -51,7 +51,9 @@ def loop(trips: Int | None = None, condition=None, *state, body):
         new, scanned = results[: len(state)], results[len(state) :]
         if going is not None:
             if scanned:
-                raise ModelError("it stacks results while run time decides how many; not supported yet")
+                raise ModelError(
+                    "it stacks results while run time decides how many; not supported yet"
+                )
             flag = reshape(going, ())
             new = [_either(flag, a, b) for a, b in zip(new, state, strict=True)]
             again = logical_and(flag, reshape(again, ()))
@@ -77,11 +79,15 @@ def scan(
 ):  # fmt: skip
     count = len(operands) - num_scan_inputs
     state, rows = operands[:count], operands[count:]
-    axes = [normal_axes(x, a)[0] for x, a in zip(rows, scan_input_axes or [0] * len(rows), strict=True)]
+    axes = [
+        normal_axes(x, a)[0] for x, a in zip(rows, scan_input_axes or [0] * len(rows), strict=True)
+    ]
     backwards = scan_input_directions or [0] * len(rows)
     trips = rows[0].shape[axes[0]]
     if trips > TRIPS_LIMIT:
-        raise ModelError(f"it makes {trips} trips, more than the {TRIPS_LIMIT} that can be unrolled")
+        raise ModelError(
+            f"it makes {trips} trips, more than the {TRIPS_LIMIT} that can be unrolled"
+        )
     stacks = []
     for trip in range(trips):
         places = [trips - 1 - trip if b else trip for b in backwards]
@@ -92,7 +98,9 @@ def scan(
     columns = list(zip(*stacks, strict=True))
     out_axes = scan_output_axes or [0] * len(columns)
     flipped = scan_output_directions or [0] * len(columns)
-    outs = [_stacked(c[::-1] if f else c, a) for c, a, f in zip(columns, out_axes, flipped, strict=True)]
+    outs = [
+        _stacked(c[::-1] if f else c, a) for c, a, f in zip(columns, out_axes, flipped, strict=True)
+    ]
     return [*state, *outs]
 
 

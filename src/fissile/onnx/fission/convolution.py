@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from fissile.errors import ModelError
 from fissile.ir.graph import Value
-from fissile.ir.prims import contract, conv, pad, reshape, slice_, transpose
+from fissile.ir.prims import constant, contract, conv, pad, reshape, slice_, transpose
 from fissile.onnx.fission.layout import padded
-from fissile.onnx.rule import fission
+from fissile.onnx.rule import Ints, fission
 
 
 def spatial_pads(
@@ -55,7 +58,16 @@ def biased(y: Value, bias: Value | None) -> Value:
 
 @fission("Conv")
 def convolve(
-    x, w, b=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None
+    x,
+    w,
+    b=None,
+    *,
+    auto_pad="NOTSET",
+    dilations=None,
+    group=1,
+    kernel_shape=None,
+    pads=None,
+    strides=None,
 ):
     strides, dilations = spatial(x, strides, dilations)
     if kernel_shape is not None and tuple(kernel_shape) != w.shape[2:]:
@@ -75,7 +87,9 @@ def convolve_back(
     extra = tuple(output_padding) if output_padding is not None else (0,) * (x.rank - 2)
     kernel = w.shape[2:]
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    full = [(n - 1) * s + r + e for n, s, r, e in zip(x.shape[2:], strides, reach, extra, strict=True)]
+    full = [
+        (n - 1) * s + r + e for n, s, r, e in zip(x.shape[2:], strides, reach, extra, strict=True)
+    ]
     lo, hi = _cuts(x, full, strides, pads, auto_pad, output_shape)
     if kernel == strides and group == 1 and set(dilations) == {1} and not any((*lo, *hi, *extra)):
         return biased(_tiles(x, w), b)
@@ -85,6 +99,26 @@ def convolve_back(
     after = [r - 1 - b + e for r, b, e in zip(reach, hi, extra, strict=True)]
     spread = padded(spread, (0, 0, *before), (0, 0, *after))
     return biased(conv(spread, _turned(w, group), (1,) * len(strides), dilations, group), b)
+
+
+@fission("Col2Im")
+def columns_to_image(
+    x, image_shape: Ints, block_shape: Ints, *, dilations=None, pads=None, strides=None
+):
+    """x: [n, c * taps, windows]; every window is added back where it was cut out."""
+    rank, taps = len(image_shape), math.prod(block_shape)
+    strides, dilations = (tuple(s) if s else (1,) * rank for s in (strides, dilations))
+    lo, hi = spatial_pads(image_shape, block_shape, strides, dilations, pads, "NOTSET")
+    reach = [(k - 1) * d + 1 for k, d in zip(block_shape, dilations, strict=True)]
+    whole = [n + a + b for n, a, b in zip(image_shape, lo, hi, strict=True)]
+    windows = [(n - r) // s + 1 for n, r, s in zip(whole, reach, strides, strict=True)]
+    left = [(n - r) % s for n, r, s in zip(whole, reach, strides, strict=True)]
+    channels = x.shape[1] // taps
+    one_hot = np.tile(np.eye(taps), (channels, 1)).reshape(-1, 1, *block_shape)
+    return convolve_back(
+        reshape(x, (x.shape[0], x.shape[1], *windows)), constant(one_hot, x.type.dtype),
+        dilations=dilations, group=channels, output_padding=left, pads=pads, strides=strides,
+    )  # fmt: skip
 
 
 def _cuts(
@@ -97,7 +131,9 @@ def _cuts(
 ) -> tuple[list[int], list[int]]:
     """How much of the full result is cut off at both ends of every spatial axis."""
     if output_shape is None and auto_pad in ("NOTSET", "", "VALID"):
-        return spatial_pads(x.shape[2:], (), (), (), pads if auto_pad != "VALID" else None, "NOTSET")
+        return spatial_pads(
+            x.shape[2:], (), (), (), pads if auto_pad != "VALID" else None, "NOTSET"
+        )
     wanted = output_shape
     if wanted is None:
         wanted = [n * s for n, s in zip(x.shape[2:], strides, strict=True)]

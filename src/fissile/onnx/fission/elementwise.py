@@ -164,7 +164,7 @@ def converted(x: Value, to: DType, saturate: bool = True) -> Value:
 def bit_cast(x, *, to):
     if x.is_constant:
         return constant(x.array.reshape(-1).view(BY_ONNX[to].numpy).reshape(x.shape))
-    raise ValueError("reinterpreting bits is supported for constants only")
+    raise ModelError("it reinterprets bits of what is not known at compile time; not supported yet")
 
 
 @fission("OneHot")

@@ -14,10 +14,21 @@ import numpy as np
 from fissile.errors import ModelError
 from fissile.ir.graph import Value
 from fissile.ir.opaque import scatter, topk
-from fissile.ir.prims import cast, concat, constant, gather, less, normal_axes, reduce_sum, reshape, where
+from fissile.ir.prims import (
+    broadcast,
+    cast,
+    concat,
+    constant,
+    gather,
+    less,
+    normal_axes,
+    reduce_sum,
+    reshape,
+    where,
+)
 from fissile.ir.types import I64
 from fissile.onnx.fission.layout import along
-from fissile.onnx.rule import Int, Known, fission
+from fissile.onnx.rule import Int, Ints, Known, fission
 
 
 @fission("Gather")
@@ -121,6 +132,19 @@ def put_nd(x, indices, updates, *, reduction="none"):
 def best(x, k: Int, *, axis=-1, largest=1, sorted=1):
     (axis,) = normal_axes(x, axis)
     return topk(x, axis, k, bool(largest))
+
+
+@fission("MaxUnpool")
+def unpool(x, indices, output_shape: Ints | None = None, *, kernel_shape, pads=None, strides=None):
+    """Zeros but where `indices`, positions in the flattened result, put the elements of x."""
+    rank = len(kernel_shape)
+    strides, pads = strides or (1,) * rank, pads or (0,) * 2 * rank
+    if output_shape is not None or any(pads):
+        raise ModelError("pads and output_shape are not supported")
+    space = [(n - 1) * s + k for n, s, k in zip(x.shape[2:], strides, kernel_shape, strict=True)]
+    shape = (*x.shape[:2], *space)
+    blank = broadcast(constant(0, x.type.dtype), (math.prod(shape),))
+    return reshape(scatter(blank, _flat(indices), _flat(x)), shape)
 
 
 @fission("Compress")

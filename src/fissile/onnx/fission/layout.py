@@ -61,7 +61,9 @@ def flatten(x, *, axis=1):
 
 @fission("Squeeze")
 def squeeze(x, axes: Ints | None = None):
-    dropped = normal_axes(x, axes) if axes is not None else [a for a, s in enumerate(x.shape) if s == 1]
+    dropped = (
+        normal_axes(x, axes) if axes is not None else [a for a, s in enumerate(x.shape) if s == 1]
+    )
     if any(x.shape[a] != 1 for a in dropped):
         raise ModelError(f"axes {list(dropped)} do not all have extent 1")
     return reshape(x, [s for a, s in enumerate(x.shape) if a not in dropped])

@@ -82,8 +82,12 @@ def _parsed(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     operands = left.split(",")
     if len(operands) != len(ranks):
         raise ModelError(f"the equation has {len(operands)} operands, not {len(ranks)}")
-    depths = [rank - len(labels.replace("...", "")) for labels, rank in zip(operands, ranks, strict=True)]
-    if any(d < 0 or (d and "..." not in labels) for d, labels in zip(depths, operands, strict=True)):
+    depths = [
+        rank - len(labels.replace("...", "")) for labels, rank in zip(operands, ranks, strict=True)
+    ]
+    if any(
+        d < 0 or (d and "..." not in labels) for d, labels in zip(depths, operands, strict=True)
+    ):
         raise ModelError(f"the equation {equation!r} does not fit operands of rank {ranks}")
     free = [c for c in _LETTERS + "kmn" if c not in equation]
     dots = "".join(free[: max(depths)])

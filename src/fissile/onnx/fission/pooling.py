@@ -98,7 +98,8 @@ def _winner(
         start = (0, 0, *(t * d for t, d in zip(tap, dilations, strict=True)))
         step = (1, 1, *strides)
         cut = tuple(
-            slice(b, b + (s - 1) * d + 1, d) for b, s, d in zip(start, best.shape, step, strict=True)
+            slice(b, b + (s - 1) * d + 1, d)
+            for b, s, d in zip(start, best.shape, step, strict=True)
         )
         here = where(equal(slice_(x, start, best.shape, step), best), constant(number[cut]), result)
         result = minimum(result, here)
@@ -116,7 +117,9 @@ def average_pool(
     if ceil_mode:
         lo, hi = _with_ceiling(shape, kernel, strides, dilations, given)
     # elements that ceil_mode alone adds never count
-    counted = np.pad(np.ones(shape), list(zip(*given, strict=True)), constant_values=count_include_pad)
+    counted = np.pad(
+        np.ones(shape), list(zip(*given, strict=True)), constant_values=count_include_pad
+    )
     rest = [(0, b - g) for b, g in zip(hi, given[1], strict=True)]
     counted = np.pad(counted, rest)[None, None]
     (count,) = windowed(np.add)(counted, kernel, strides, dilations)

@@ -54,9 +54,7 @@ def dequantize(x, scale, zero=None, *, axis=1, block_size=0, output_dtype=0):
 
 
 @fission("QuantizeLinear")
-def quantize(
-    x, scale, zero=None, *, axis=1, block_size=0, output_dtype=0, precision=0, saturate=1
-):
+def quantize(x, scale, zero=None, *, axis=1, block_size=0, output_dtype=0, precision=0, saturate=1):
     target = zero.type.dtype if zero is not None else BY_ONNX[output_dtype] if output_dtype else U8
     y = cast(x, F32) / cast(_spread(scale, x, axis, block_size), F32)
     if not target.is_integer:

@@ -83,7 +83,9 @@ def lstm(
 ):  # fmt: skip
     if input_forget:
         raise ModelError("input_forget is not supported")
-    names = _activations(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), w)
+    names = _activations(
+        activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), w
+    )
     return _run(_lstm_steps, x, w, r, b, sequence_lens, initial_h, initial_c, p, names, clip,
                 direction, layout)  # fmt: skip
 
@@ -184,7 +186,11 @@ def _lstm_steps(cell: _Cell, x: Value, order: Sequence[int]):
     """Gates i, o, f, c:  c' = f c + i g(c),  h' = o h(c')."""
     n, (f, g, h_of) = cell.hidden, cell.activations
     pre, h, c, hs = _inputs(cell, x, 4, True), cell.h, cell.c, []
-    pi, po, pf = (None,) * 3 if cell.peephole is None else (along(cell.peephole, 0, k * n, n) for k in range(3))
+    pi, po, pf = (
+        (None,) * 3
+        if cell.peephole is None
+        else (along(cell.peephole, 0, k * n, n) for k in range(3))
+    )
     for t in order:
         z = _plus(_row(pre, t), _recurrent(h, cell.r))
         if cell.peephole is None:
@@ -236,7 +242,9 @@ def _gru_linear_first(cell: _Cell, x: Value, order: Sequence[int]):
         if rec is None:
             rec = constant(np.zeros(3 * n), x.type.dtype)
         parts = [along(rec, rec.rank - 1, k * n, n) for k in range(3)]
-        z, reset = (f(cell.clipped(a + b)) for a, b in zip(_split(row, 3)[:2], parts[:2], strict=True))
+        z, reset = (
+            f(cell.clipped(a + b)) for a, b in zip(_split(row, 3)[:2], parts[:2], strict=True)
+        )
         new = g(cell.clipped(along(row, 1, 2 * n, n) + reset * parts[2]))
         h = cell.kept(t, (1.0 - z) * new if h is None else (1.0 - z) * new + z * h, h)
         hs.append(h)
@@ -274,7 +282,9 @@ _TAKES_ALPHA = {"affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsig
 _TAKES_BETA = {"affine", "scaledtanh", "hardsigmoid"}
 
 
-def _activations(names, alphas, betas, default: tuple[str, ...], w: Value) -> tuple[Activation, ...]:
+def _activations(
+    names, alphas, betas, default: tuple[str, ...], w: Value
+) -> tuple[Activation, ...]:
     """One function per gate and direction; alpha and beta are handed out to those that take one."""
     names = tuple(names) if names else default * w.shape[0]
     if len(names) != len(default) * w.shape[0]:

@@ -103,8 +103,14 @@ def resize(
 ):  # fmt: skip
     axes = tuple(range(x.rank)) if axes is None else tuple(a % x.rank for a in axes)
     transform = coordinate_transformation_mode
-    if transform not in _TRANSFORMS or mode not in ("nearest", "linear", "cubic") or nearest_mode not in _ROUND:
-        raise ModelError(f"mode {mode!r}, {nearest_mode!r} with coordinates {transform!r} is not supported")
+    if (
+        transform not in _TRANSFORMS
+        or mode not in ("nearest", "linear", "cubic")
+        or nearest_mode not in _ROUND
+    ):
+        raise ModelError(
+            f"mode {mode!r}, {nearest_mode!r} with coordinates {transform!r} is not supported"
+        )
     if scales is not None and scales.size:
         shape = _scaled_axes(x, scales, axes)
     elif sizes:
@@ -113,7 +119,9 @@ def resize(
         raise ModelError("it has neither scales nor sizes")
     if transform == "tf_crop_and_resize":
         shape = _cropped(shape, roi, axes)
-    rule = _Filter(mode, transform, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias))
+    rule = _Filter(
+        mode, transform, nearest_mode, cubic_coeff_a, bool(exclude_outside), bool(antialias)
+    )
     y = _resized(x, shape, rule)
     return y if transform != "tf_crop_and_resize" else _extrapolated(y, shape, extrapolation_value)
 
@@ -147,7 +155,9 @@ def _cropped(shape: list[_Axis], roi: np.ndarray | None, axes: tuple[int, ...]) 
         raise ModelError("tf_crop_and_resize needs a region of interest")
     starts, ends = np.split(roi.ravel().astype(np.float64), 2)
     region = {a: (float(b), float(e)) for a, b, e in zip(axes, starts, ends, strict=True)}
-    return [_Axis(s.size, s.count, s.scale, *region.get(a, (0.0, 1.0))) for a, s in enumerate(shape)]
+    return [
+        _Axis(s.size, s.count, s.scale, *region.get(a, (0.0, 1.0))) for a, s in enumerate(shape)
+    ]
 
 
 def _resized(x: Value, shape: list[_Axis], rule: _Filter) -> Value:

@@ -13,13 +13,13 @@ from fissile.onnx.rule import Int, Ints, Known, fission
 
 
 @fission("Constant")
-def given(
-    *, value=None, value_float=None, value_floats=None, value_int=None, value_ints=None
-):
+def given(*, value=None, value_float=None, value_floats=None, value_int=None, value_ints=None):
     if value is not None:
         return constant(value)
     if value_float is not None or value_floats is not None:
-        return constant(np.asarray(value_floats if value_float is None else value_float, np.float32))
+        return constant(
+            np.asarray(value_floats if value_float is None else value_float, np.float32)
+        )
     if value_int is not None or value_ints is not None:
         return constant(np.asarray(value_ints if value_int is None else value_int, np.int64))
     raise ModelError("it holds no dense tensor of numbers")
@@ -34,6 +34,16 @@ def filled(shape: Ints, *, value=None):
 @fission("Shape")
 def shape_of(x, *, start=0, end=None):
     return constant(np.asarray(x.shape[start:end], np.int64))
+
+
+@fission("OptionalHasElement")
+def is_given(x=None):
+    return constant(x is not None)
+
+
+@fission("OptionalGetElement")
+def element(x):
+    return x
 
 
 @fission("Size")

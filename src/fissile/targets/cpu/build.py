@@ -24,7 +24,7 @@ class Built:
 def build(folder: Path, toolchain: Toolchain | None = None, jobs: int | None = None) -> Built:
     """Compile every .cpp of the folder, the longest first. Raises ToolchainError."""
     toolchain = toolchain or find()
-    paths = [p for p in folder.rglob("*.cpp")]
+    paths = list(folder.rglob("*.cpp"))
     paths.sort(key=lambda p: (-p.stat().st_size, str(p)))
     toolchain.compile(paths, folder / LIBRARY, (f"-I{folder}",), jobs)
     return Built(LIBRARY, machine(toolchain))
@@ -45,9 +45,13 @@ def check_machine(built_for: dict[str, object]) -> None:
     """Raises ToolchainError where this processor cannot execute the library."""
     here, there = platform.machine(), str(built_for.get("architecture", platform.machine()))
     instructions = built_for.get("instructions", ())
-    missing = missing_flags([str(f) for f in instructions]) if isinstance(instructions, list) else []
+    missing = (
+        missing_flags([str(f) for f in instructions]) if isinstance(instructions, list) else []
+    )
     if here != there:
-        raise ToolchainError(f"built for {there}, this machine is {here}: rebuild it here from the model")
+        raise ToolchainError(
+            f"built for {there}, this machine is {here}: rebuild it here from the model"
+        )
     if missing:
         raise ToolchainError(
             f"built for {built_for.get('processor')}, this processor lacks {', '.join(missing)}: "

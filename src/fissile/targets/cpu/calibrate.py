@@ -1,4 +1,5 @@
-"""Calibrate this processor: compile and run `bench/calibrate.cpp`, a few seconds once per machine."""
+"""Calibrate this processor: compile and run `bench/calibrate.cpp`, a few seconds once per
+machine."""
 
 from __future__ import annotations
 

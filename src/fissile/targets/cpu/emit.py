@@ -1,9 +1,10 @@
-"""The C++ of a plan: model.h (a C API), model.cpp (kernels and one readable `run`), the runtime headers.
+"""The C++ of a plan: model.h (a C API), model.cpp (kernels and one readable `run`), the runtime
+headers.
 
-Every distinct kernel is printed once, inside `namespace fissile`, with a comment that says where it comes
-from. Beyond `UNIT_KERNELS` kernels they move to files of their own, which compile side by side. Names of a
-model are data: they appear in comments escaped by `errors.shown`, which leaves printable ASCII between
-quotes, and as string literals of their UTF-8 bytes.
+Every distinct kernel is printed once, inside `namespace fissile`, with a comment that says where it
+comes from. Beyond `UNIT_KERNELS` kernels they move to files of their own, which compile side by
+side. Names of a model are data: they appear in comments escaped by `errors.shown`, which leaves
+printable ASCII between quotes, and as string literals of their UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from fissile.ir.graph import Graph, Node
 from fissile.ir.types import TensorType
 from fissile.kernels.candidate import Candidate, Kernel
 from fissile.plan.plan import Launch, Plan, Slot, Transfer
+from fissile.targets.cpu.template import HEADER, MODEL
 
 RUNTIME = Path(__file__).parent / "runtime"
 UNIT_KERNELS = 64
@@ -77,9 +79,10 @@ _ENTRY = "(void** p, char* scratch, long begin, long end)"
 
 
 def entry(kernel: Kernel, linkage: str) -> str:
-    """A function of one fixed type that calls a kernel: NAME_entry(pointers, scratch, begin, end)."""
+    """A function of one fixed type that calls a kernel: NAME_entry(pointers, scratch, begin,
+    end)."""
     casts = [
-        f"({'' if p.role == 'give' else 'const '}{p.ctype.removeprefix('const ')}*)p[{i}]"
+        f"({'' if p.role == 'give' else 'const '}{p.element}*)p[{i}]"
         for i, p in enumerate(kernel.params)
     ]
     call = ", ".join([*casts, "scratch", "begin", "end"])
@@ -145,7 +148,9 @@ def _kernel(unit: _Unit, regions: dict[int, int], graph: Graph, linkage: str) ->
         lines.append(f"//   launched {len(unit.launches)} times; also region {also}")
     if names := _names([n for u in unit.launches for n in u.candidate.region.nodes], graph):
         lines.append(f"//   from {names}")
-    lines.append(f"//   {first.us:.2f} us, {unit.kernel.tiles} tiles, {unit.kernel.scratch_bytes} B scratch")
+    lines.append(
+        f"//   {first.us:.2f} us, {unit.kernel.tiles} tiles, {unit.kernel.scratch_bytes} B scratch"
+    )
     source = unit.kernel.source.strip("\n")
     return "\n".join(lines) + f"\n{source}\n\n{entry(unit.kernel, linkage)}\n"
 
@@ -195,7 +200,7 @@ def _model(
         "OUTPUTS": _tensors("outputs", graph.output_names, [v.type for v in graph.outputs]),
         "INPUT_COUNT": str(len(graph.inputs)), "OUTPUT_COUNT": str(len(graph.outputs)),
     }  # fmt: skip
-    pieces = _TEMPLATE.split("@")  # text, key, text, key, ..., text
+    pieces = MODEL.split("@")  # text, key, text, key, ..., text
     return "".join(fill[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
@@ -214,20 +219,28 @@ def _run_parts(plan: Plan, graph: Graph, regions: dict[int, int]) -> Iterator[tu
         ]
         for i, step in enumerate(plan.steps[start : start + RUN_STEPS], start):
             lines += _step(i, step, graph, regions)
-        yield name, "\n".join([*lines, "  (void)arena, (void)weights, (void)input, (void)output;", "}\n\n"])
+        yield (
+            name,
+            "\n".join(
+                [*lines, "  (void)arena, (void)weights, (void)input, (void)output;", "}\n\n"]
+            ),
+        )
 
 
 def _step(i: int, step: Launch | Transfer, graph: Graph, regions: dict[int, int]) -> Iterator[str]:
     yield ""
     if isinstance(step, Transfer):
+        source, target = _pointer(step.source), _pointer(step.target)
         yield f"  // {i}: copy {step.size_bytes} B"
-        yield f"  copy(m, {i}, {_pointer(step.target)}, {_pointer(step.source)}, {step.size_bytes});"
+        yield f"  copy(m, {i}, {target}, {source}, {step.size_bytes});"
         return
     names = _names(step.candidate.region.nodes, graph)
-    yield f"  // {i}: {_title(step.candidate, regions)}, {step.us:.2f} us{f', from {names}' if names else ''}"
+    origin = f", from {names}" if names else ""
+    yield f"  // {i}: {_title(step.candidate, regions)}, {step.us:.2f} us{origin}"
     pairs = zip(step.kernel.params, step.slots, strict=True)
     pointers = ", ".join(f"/*{_safe(p.name)}*/ {_pointer(slot)}" for p, slot in pairs)
-    yield f"  launch(m, {i}, fissile::{_entry_name(step.kernel)}, {step.kernel.tiles}, {{{pointers}}});"
+    kernel = f"fissile::{_entry_name(step.kernel)}, {step.kernel.tiles}"
+    yield f"  launch(m, {i}, {kernel}, {{{pointers}}});"
 
 
 def _pointer(slot: Slot) -> str:
@@ -254,204 +267,13 @@ def _tensors(name: str, names: Sequence[str], types: Sequence[TensorType]) -> st
 def literal(text: str) -> str:
     """A C string literal with the UTF-8 bytes of any text; long ones in pieces."""
     data = text.encode("utf-8", "surrogatepass")
-    plain = {b for b in range(0x20, 0x7F)} - set(b'"\\?')
+    plain = set(range(0x20, 0x7F)) - set(b'"\\?')
     pieces = [
-        "".join(chr(b) if b in plain else f"\\{b:03o}" for b in data[i : i + 2000])
-        for i in range(0, max(1, len(data)), 2000)
+        "".join(chr(b) if b in plain else f"\\{b:03o}" for b in data[i : i + 500])
+        for i in range(0, max(1, len(data)), 500)
     ]
     return "\n    ".join(f'"{piece}"' for piece in pieces)
 
 
 def _header(graph: Graph, prefix: str) -> str:
-    return _HEADER.replace("@HEAD@", _head(graph)).replace("@PREFIX@", prefix)
-
-
-_HEADER = """\
-@HEAD@#ifndef FISSILE_@PREFIX@_H
-#define FISSILE_@PREFIX@_H
-
-#include <stdint.h>
-
-#if defined(__cplusplus)
-extern "C" {
-#endif
-
-#ifndef FISSILE_TENSOR
-#define FISSILE_TENSOR
-/* dtype: f32, i64, ...; dense and row-major */
-typedef struct fissile_tensor {
-  const char* name;
-  const char* dtype;
-  int rank;
-  const int64_t* shape;
-  int64_t size_bytes;
-} fissile_tensor;
-#endif
-
-typedef struct @PREFIX@ @PREFIX@;
-
-/* Maps the weights file, which must stay as it is, and starts threads (0: one per processor). NULL on failure. */
-@PREFIX@* @PREFIX@_create(const char* weights_path, int threads);
-/* Why the last call of this thread failed; never NULL. */
-const char* @PREFIX@_error(void);
-void @PREFIX@_destroy(@PREFIX@*);
-int @PREFIX@_threads(const @PREFIX@*);
-
-int @PREFIX@_input_count(void);
-int @PREFIX@_output_count(void);
-const fissile_tensor* @PREFIX@_inputs(void);
-const fissile_tensor* @PREFIX@_outputs(void);
-
-/* One pointer for every input and output, which must not overlap. Returns 0. One call at a time for a model;
-   several models may run at once. */
-int @PREFIX@_run(@PREFIX@*, const void* const* inputs, void* const* outputs);
-/* The same, and the microseconds that every step took. */
-int @PREFIX@_step_count(void);
-int @PREFIX@_profile(@PREFIX@*, const void* const* inputs, void* const* outputs, double* us);
-
-#if defined(__cplusplus)
-}
-#endif
-
-#endif
-"""
-
-_TEMPLATE = """\
-@HEAD@
-#include "model.h"
-
-#include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
-
-#include "runtime/aligned.h"
-#include "runtime/threads.h"
-@INCLUDES@
-// ---------------------------------------------------------------- kernels
-
-@KERNELS@
-// ---------------------------------------------------------------- model
-
-struct @PREFIX@ {
-  fissile::pool* threads;
-  char* arena;          // @ARENA@ B
-  char* scratch;        // @SCRATCH@ B for each thread
-  const char* weights;  // @WEIGHTS@ B, mapped
-  double* us;           // null, or where the time of every step goes
-};
-
-namespace {
-
-typedef @PREFIX@ model;
-typedef void (*kernel_fn)(void** p, char* scratch, long begin, long end);
-constexpr size_t arena_bytes = @ARENA@, scratch_bytes = @SCRATCH@, weights_bytes = @WEIGHTS@;
-thread_local char message[512] = "";
-
-double now_us() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * 1e6 + t.tv_nsec * 1e-3;
-}
-
-struct Launch {
-  kernel_fn kernel;
-  void** pointers;
-  char* scratch;
-};
-
-void run_tiles(void* arg, int64_t begin, int64_t end, int thread) {
-  Launch* a = (Launch*)arg;
-  a->kernel(a->pointers, a->scratch + thread * scratch_bytes, begin, end);
-}
-
-void launch_all(model* m, int step, kernel_fn kernel, long tiles, void** pointers) {
-  double start = m->us ? now_us() : 0;
-  Launch a = {kernel, pointers, m->scratch};
-  fissile::parallel(m->threads, run_tiles, &a, tiles);
-  if (m->us) m->us[step] = now_us() - start;
-}
-
-template <int N> inline void launch(model* m, int step, kernel_fn kernel, long tiles, const void* const (&p)[N]) {
-  launch_all(m, step, kernel, tiles, (void**)p);
-}
-
-inline void copy(model* m, int step, void* to, const void* from, size_t bytes) {
-  double start = m->us ? now_us() : 0;
-  memcpy(to, from, bytes);
-  if (m->us) m->us[step] = now_us() - start;
-}
-
-@PARTS@void run(model* m, const void* const* input, void* const* output) {
-@CALLS@  (void)m, (void)input, (void)output;
-}
-
-// The weights file, read-only; null with a message where it does not fit.
-const char* map_weights(const char* path) {
-  if (weights_bytes == 0) return "";
-  int file = open(path, O_RDONLY);
-  struct stat info;
-  if (file < 0 || fstat(file, &info) != 0 || (size_t)info.st_size < weights_bytes) {
-    snprintf(message, sizeof message, "%s: %s", path, file < 0 ? "cannot open" : "not the weights of this model");
-    if (file >= 0) close(file);
-    return nullptr;
-  }
-  void* data = mmap(nullptr, weights_bytes, PROT_READ, MAP_PRIVATE, file, 0);
-  close(file);
-  if (data != MAP_FAILED) return (const char*)data;
-  snprintf(message, sizeof message, "%s: cannot map", path);
-  return nullptr;
-}
-
-@INPUTS@@OUTPUTS@
-}  // namespace
-
-#define API extern "C" __attribute__((visibility("default")))
-
-API @PREFIX@* @PREFIX@_create(const char* weights_path, int threads) {
-  const char* weights = map_weights(weights_path);
-  if (!weights) return nullptr;
-  if (threads <= 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-  fissile::pool* pool = fissile::pool_create(threads);
-  int got = fissile::pool_threads(pool);
-  model* m = new model{pool, nullptr, nullptr, weights, nullptr};
-  m->arena = (char*)fissile::aligned_alloc64(arena_bytes);
-  m->scratch = (char*)fissile::aligned_alloc64(scratch_bytes * got);
-  if (m->arena && m->scratch) return m;
-  snprintf(message, sizeof message, "out of memory: %zu B", arena_bytes + scratch_bytes * got);
-  @PREFIX@_destroy(m);
-  return nullptr;
-}
-
-API void @PREFIX@_destroy(@PREFIX@* m) {
-  if (!m) return;
-  fissile::pool_destroy(m->threads);
-  fissile::aligned_free64(m->arena);
-  fissile::aligned_free64(m->scratch);
-  if (weights_bytes) munmap((void*)m->weights, weights_bytes);
-  delete m;
-}
-
-API const char* @PREFIX@_error(void) { return message; }
-API int @PREFIX@_threads(const @PREFIX@* m) { return fissile::pool_threads(m->threads); }
-API int @PREFIX@_input_count(void) { return @INPUT_COUNT@; }
-API int @PREFIX@_output_count(void) { return @OUTPUT_COUNT@; }
-API const fissile_tensor* @PREFIX@_inputs(void) { return inputs_table; }
-API const fissile_tensor* @PREFIX@_outputs(void) { return outputs_table; }
-API int @PREFIX@_step_count(void) { return @STEPS@; }
-
-API int @PREFIX@_run(@PREFIX@* m, const void* const* inputs, void* const* outputs) {
-  run(m, inputs, outputs);
-  return 0;
-}
-
-API int @PREFIX@_profile(@PREFIX@* m, const void* const* inputs, void* const* outputs, double* us) {
-  m->us = us;
-  run(m, inputs, outputs);
-  m->us = nullptr;
-  return 0;
-}
-"""
+    return HEADER.replace("@HEAD@", _head(graph)).replace("@PREFIX@", prefix)

@@ -1,9 +1,9 @@
 """Times kernels on this processor: the bench of `cost.measure`.
 
-A round of kernels is compiled in batches, one shared library each, side by side; then, with the machine
-quiet, a small C++ program (runtime of its own, see `bench/runner.cpp`) loads each library and times its
-kernels, visiting them in turn. It runs apart, so a kernel that crashes or hangs costs itself only. A batch
-that does not compile is split in halves until the kernel at fault is alone.
+A round of kernels is compiled in batches, one shared library each, side by side; then, with the
+machine quiet, a small C++ program (runtime of its own, see `bench/runner.cpp`) loads each library
+and times its kernels, visiting them in turn. It runs apart, so a kernel that crashes or hangs costs
+itself only. A batch that does not compile is split in halves until the kernel at fault is alone.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class CpuBench:
                 break
             at_fault = _last_started(output)
             if at_fault not in names:
-                raise ToolchainError(f"the timing program failed with status {status}: {output[-300:]}")
+                raise ToolchainError(
+                    f"the timing program failed with status {status}: {output[-300:]}"
+                )
             how = "hangs" if status is None else f"crashes (status {status})"
             timings[names[at_fault]] = Timing(None, fault=f"kernel {at_fault} {how}")
             left = [(key, k) for key, k in left if key not in timings]
@@ -142,13 +144,14 @@ def build_runner(toolchain: Toolchain) -> Path:
 
 
 def _order(kernel: Kernel) -> str:
-    """What the runner reads about a kernel: name, tiles, scratch, then fill, role and bytes of pointers."""
+    """What the runner reads about a kernel: name, tiles, scratch, then fill, role and bytes of
+    pointers."""
     params = " ".join(f"{_fill(p)}{p.role[0]}{_bytes(p)}" for p in kernel.params)
     return f"{kernel.name} {kernel.tiles} {kernel.scratch_bytes} {len(kernel.params)} {params}\n"
 
 
 def _dtype(param: Param):
-    return _BY_C[param.ctype.removeprefix("const ").strip()]
+    return _BY_C[param.element]
 
 
 def _fill(param: Param) -> str:

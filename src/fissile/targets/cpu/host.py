@@ -1,4 +1,5 @@
-"""The machine that this process runs on: its processor, the instructions it has, its usable threads."""
+"""The machine that this process runs on: its processor, the instructions it has, its usable
+threads."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ CPUINFO = Path("/proc/cpuinfo")
 
 # compiler macro -> flag of the processor, as the kernel names it
 ISA = {
-    "__SSE4_2__": "sse4_2", "__AVX__": "avx", "__F16C__": "f16c", "__FMA__": "fma", "__AVX2__": "avx2",
-    "__BMI2__": "bmi2", "__AVX512F__": "avx512f", "__AVX512DQ__": "avx512dq", "__AVX512BW__": "avx512bw",
+    "__SSE4_2__": "sse4_2", "__AVX__": "avx", "__F16C__": "f16c", "__FMA__": "fma",
+    "__AVX2__": "avx2", "__BMI2__": "bmi2", "__AVXVNNI__": "avx_vnni",
+    "__AVX512F__": "avx512f", "__AVX512DQ__": "avx512dq", "__AVX512BW__": "avx512bw",
     "__AVX512VL__": "avx512vl", "__AVX512CD__": "avx512cd", "__AVX512VNNI__": "avx512_vnni",
-    "__AVX512BF16__": "avx512_bf16", "__AVX512FP16__": "avx512_fp16", "__AVXVNNI__": "avx_vnni",
-    "__AVX512VBMI__": "avx512vbmi", "__AVX512VBMI2__": "avx512_vbmi2", "__AVX512IFMA__": "avx512ifma",
+    "__AVX512BF16__": "avx512_bf16", "__AVX512FP16__": "avx512_fp16",
+    "__AVX512VBMI__": "avx512vbmi", "__AVX512VBMI2__": "avx512_vbmi2",
+    "__AVX512IFMA__": "avx512ifma",
     "__ARM_NEON": "asimd", "__ARM_FEATURE_DOTPROD": "asimddp", "__ARM_FEATURE_SVE": "sve",
 }  # fmt: skip
 

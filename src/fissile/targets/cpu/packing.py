@@ -37,3 +37,41 @@ def panels(
     padded = np.zeros((size[0], size[1], count * width), np.float32)
     padded[:, :, : size[2]] = matrix
     return np.ascontiguousarray(padded.reshape(size[0], size[1], count, width).transpose(0, 2, 1, 3)).reshape(-1)
+
+
+@packer
+def conv_panels(array: np.ndarray, groups: int, width: int, vl: int) -> np.ndarray:
+    """Weights [m, c/groups, kernel...] as [group][panel][kernel][c/groups][width of the panel]: a panel takes
+    the place of `width` channels; the last one of a group is only as wide as its whole vectors."""
+    m, c, taps = array.shape[0] // groups, array.shape[1], math.prod(array.shape[2:])
+    grouped = array.reshape(groups, m, c, taps).transpose(0, 3, 2, 1).reshape(groups, taps * c, m)
+    count = -(-m // width)
+    out = np.zeros((groups, count, taps * c * width), np.float32)
+    for p in range(count):
+        part = grouped[:, :, p * width : (p + 1) * width]
+        lanes = -(-part.shape[2] // vl) * vl
+        panel = np.zeros((groups, taps * c, lanes), np.float32)
+        panel[:, :, : part.shape[2]] = part
+        out[:, p, : taps * c * lanes] = panel.reshape(groups, -1)
+    return out.reshape(-1)
+
+
+@packer
+def conv_blocks(array: np.ndarray, share: int, rows: int) -> np.ndarray:
+    """Weights [m, c/groups, kernel...] as [share][block of m][c/groups][kernel][m in the block]: shares of
+    `share` channels, each in the blocks of for_rows<rows, share>."""
+    shares = array.reshape(-1, share, math.prod(array.shape[1:]))
+    blocks = -(-share // rows)
+    low, high = divmod(share, blocks)
+    edges = np.cumsum([0] + [low + 1] * high + [low] * (blocks - high))
+    parts = [shares[:, a:b].transpose(0, 2, 1).reshape(len(shares), -1) for a, b in zip(edges, edges[1:], strict=False)]
+    return np.concatenate(parts, axis=1).astype(np.float32).reshape(-1)
+
+
+@packer
+def depthwise_taps(array: np.ndarray, vl: int) -> np.ndarray:
+    """Weights [c, 1, kernel...] as [kernel][c], c ended with zeros to whole vectors."""
+    c = array.shape[0]
+    out = np.zeros((math.prod(array.shape[1:]), -(-c // vl) * vl), np.float32)
+    out[:, :c] = array.reshape(c, -1).T
+    return out.reshape(-1)

@@ -1,7 +1,8 @@
 """The C++ compiler of the machine: find it, name it, run it.
 
-`find` takes $CXX, else c++, g++ or clang++, else the ziglang package. Every failure is a `ToolchainError`
-that says what to do; a compiler's whole output is kept in a log below FISSILE_HOME.
+`find` takes $CXX, else c++, g++ or clang++, else the ziglang package. Every failure is a
+`ToolchainError` that says what to do; a compiler's whole output is kept in a log below
+FISSILE_HOME.
 """
 
 from __future__ import annotations
@@ -25,12 +26,17 @@ from fissile.errors import ToolchainError
 from fissile.targets.cpu.host import ISA, cpu_model, usable_threads
 
 FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi",
+    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-trapping-math", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi",
 )  # fmt: skip
 SHARED = ("-shared",)
 NAMES = ("c++", "g++", "clang++")
-FULL = ("No space left on device", "File too large", "File size limit exceeded", "Disk quota exceeded")
+FULL = (
+    "No space left on device",
+    "File too large",
+    "File size limit exceeded",
+    "Disk quota exceeded",
+)
 REMEDY = "Install one (such as the system's g++ or clang++, or `pip install 'fissile[zig]'`), or set CXX."
 
 
@@ -56,7 +62,11 @@ class Toolchain:
         return _isa(self.command, self.flags)
 
     def compile(
-        self, sources: Sequence[Path], output: Path, flags: Sequence[str] = (), jobs: int | None = None
+        self,
+        sources: Sequence[Path],
+        output: Path,
+        flags: Sequence[str] = (),
+        jobs: int | None = None,
     ) -> Path:
         """Compile `sources`, several at a time, into the shared library `output`.
 
@@ -89,7 +99,9 @@ class Toolchain:
         try:
             result = subprocess.run(command, capture_output=True, env=_environment(), check=False)
         except OSError as error:
-            raise ToolchainError(f"cannot start {self.command[0]}: {error.strerror}. {REMEDY}") from None
+            raise ToolchainError(
+                f"cannot start {self.command[0]}: {error.strerror}. {REMEDY}"
+            ) from None
         if result.returncode or not output.exists():
             text = (result.stdout + result.stderr).decode("utf-8", "replace")
             raise _failure(self.command, text, result.returncode, _log(command, text))
@@ -104,9 +116,11 @@ def _failure(command: Sequence[str], text: str, status: int, log: str) -> Toolch
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if any(sign in line for line in lines for sign in FULL):
         return ToolchainError(
-            f"the disk is full: {command[0]} could not write its output. Free some space and repeat."
+            f"the disk is full: {command[0]} could not write its output. Free some space."
         )
-    first = next((s for s in lines if "error" in s.lower()), lines[0] if lines else f"status {status}")
+    first = next(
+        (s for s in lines if "error" in s.lower()), lines[0] if lines else f"status {status}"
+    )
     what = f"{shlex.join(command)} failed: {first[:300]}\nThe compiler's whole output is in {log}."
     if status < 0 or "Killed" in first:
         return ToolchainError(f"{what}\nIt was killed: is there enough memory?")
@@ -135,7 +149,9 @@ def find() -> Toolchain:
             return _checked((path,), f"{path} ")
     if importlib.util.find_spec("ziglang"):
         return _checked((sys.executable, "-m", "ziglang", "c++"), "the ziglang package ")
-    raise ToolchainError(f"no C++ compiler: CXX is not set, no {', '.join(NAMES)} on PATH. {REMEDY}")
+    raise ToolchainError(
+        f"no C++ compiler: CXX is not set, no {', '.join(NAMES)} on PATH. {REMEDY}"
+    )
 
 
 def _checked(command: tuple[str, ...], who: str) -> Toolchain:

@@ -14,9 +14,10 @@ from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.writer import Writer, block_of, memory_order, strides_of
 from fissile.tiles.expr import Builder, Illegal, Load
 from fissile.tiles.index import Index, Var, const, var
-from fissile.tiles.nest import Decided, Do, Env, For, Lanes, Store, Tree, loop, nest
+from fissile.tiles.nest import Decided, Do, Env, For, Lanes, Make, Store, Tree, divisions, loop, nest
 
 TILE_ELEMENTS = 4096
+Parts = list[tuple[tuple[str | Var, int], ...]]
 
 
 def lower(candidate: Candidate) -> Kernel | No:
@@ -57,20 +58,26 @@ def _trees(candidate: Candidate, writer: Writer, whole: bool = False) -> tuple[i
     first = candidate.gives[0]
     if any(t.value.shape != first.value.shape for t in candidate.gives):
         raise Illegal("outputs of different shapes")
-    order = memory_order(first.value, first.layout)
-    extents = {a: first.value.shape[a] for a in order}
-    loops, point, tiles = _tiled(first.value, order, extents, whole)
     leaves = writer.leaves()
 
-    def make(env: Env, decided: Decided) -> list[Store]:
-        builder = Builder(leaves, decided)
-        at = tuple(_at(p, env) for p in point)
-        return [
-            Store(f"y{i}", _address(token, at), builder.at(_source(candidate, token), at))
-            for i, token in enumerate(candidate.gives)
-        ]
+    def statements(point: Parts) -> Make:
+        def make(env: Env, decided: Decided) -> list[Store]:
+            builder = Builder(leaves, decided)
+            at = tuple(_at(p, env) for p in point)
+            return [
+                Store(f"y{i}", _address(token, at), builder.at(_source(candidate, token), at))
+                for i, token in enumerate(candidate.gives)
+            ]
 
-    return tiles, nest(loops, make, lanes=not whole)
+        return make
+
+    order = memory_order(first.value, first.layout)
+    loops, point = _loops(first.value, order)
+    if whole or first.value.type.numel <= TILE_ELEMENTS or not order:
+        return min(1, first.value.type.numel), nest(loops, statements(point), lanes=not whole)
+    inner = divisions(loops, statements(point)).get(loops[0].name, 1)
+    loops, point, tiles = _tiled(first.value, order, inner)
+    return tiles, nest(loops, statements(point))
 
 
 def _source(candidate: Candidate, token: Token) -> Value:
@@ -84,26 +91,24 @@ def _at(parts: tuple[tuple[str | Var, int], ...], env: Env) -> Index:
     return total
 
 
-def _tiled(
-    value: Value, order: list[int], extents: dict[int, int], whole: bool
-) -> tuple[list[Var], list[tuple[tuple[str | Var, int], ...]], int]:
-    """Loops of one tile, the output index as sums of (variable, scale), and the number of tiles."""
+def _loops(value: Value, order: list[int]) -> tuple[list[Var], Parts]:
+    """A loop for every axis, and the output index as sums of (variable, scale)."""
     point: list[tuple[tuple[str | Var, int], ...]] = [()] * value.rank
-    if not value.type.numel:
-        return [], point, 0
-    loops = [loop(f"i{a}", extents[a]) for a in order]
     for a in order:
         point[a] = ((f"i{a}", 1),)
-    if whole or value.type.numel <= TILE_ELEMENTS or not order:
-        return loops, point, 1
-    outer = order[0]
-    inner = math.prod(extents[a] for a in order[1:])
-    block = block_of(extents[outer], inner, TILE_ELEMENTS)
-    tiles = extents[outer] // block
-    t = Var("t", 0, tiles - 1)
-    loops[0] = loop(f"i{outer}", block)
-    point[outer] = ((t, block), (f"i{outer}", 1))
-    return loops, point, tiles
+    return [loop(f"i{a}", value.shape[a]) for a in order], point
+
+
+def _tiled(value: Value, order: list[int], part: int) -> tuple[list[Var], Parts, int]:
+    """The loops of one tile, which is a block of the outermost axis. That axis is a merged one with
+    inner extent `part`: blocks hold whole parts, so that its index needs no division."""
+    loops, point = _loops(value, order)
+    outer, extent = order[0], value.shape[order[0]] // part
+    inner = part * math.prod(value.shape[a] for a in order[1:])
+    block = block_of(extent, inner, TILE_ELEMENTS)
+    t, a, b = Var("t", 0, extent // block - 1), loop(f"i{outer}", block), loop("p", part)
+    point[outer] = ((t, block * part), (a.name, part), *((("p", 1),) if part > 1 else ()))
+    return [a, *([b] if part > 1 else []), *loops[1:]], point, extent // block
 
 
 def _address(token: Token, at: tuple[Index, ...]) -> Index:

@@ -39,12 +39,54 @@ FISSILE_INLINE vf gather(Full, const float* p, int64_t stride) { return gather(p
 FISSILE_INLINE vf gather(Part l, const float* p, int64_t stride) { return gather(p, stride, l.n); }
 // lanes that do not take part become `other`
 FISSILE_INLINE vf keep(Full, vf v, float) { return v; }
-FISSILE_INLINE vf keep(Part l, vf v, float other) {
-  alignas(64) float lanes_[VL];
-  for (int i = 0; i < VL; ++i) lanes_[i] = other;
-  storen(lanes_, v, l.n);
-  return load<vf>(lanes_);
+FISSILE_INLINE vf keep(Part l, vf v, float other) { return select(first_lanes(l.n), v, other); }
+
+// ---- reductions over lanes: vector j of the loop goes to accumulator j % n, so that long sums stay accurate and
+// additions overlap; the order depends on the extent and on VL alone
+template <int k> struct Turn {};
+template <int64_t extent> struct Turns {
+  static constexpr int64_t vectors = (extent + VL - 1) / VL;
+  static constexpr int n = vectors < 1 ? 1 : vectors < 4 ? int(vectors) : 4;
+  vf v[n];
+  inline Turns(float start) {
+    for (int k = 0; k < n; ++k) v[k] = splat(start);
+  }
+  template <int k> inline vf& operator[](Turn<k>) { return v[k]; }
+};
+#define FISSILE_BODY __attribute__((always_inline))
+template <int k, int n, class F> FISSILE_INLINE void all_turns(F& body, int64_t i) {
+  if constexpr (k < n) {
+    body(Full{}, i + k * VL, Turn<k>{});
+    all_turns<k + 1, n>(body, i);
+  }
 }
+template <int64_t extent, int64_t i, int k, class F> FISSILE_INLINE void last_turns(F& body) {
+  if constexpr (i + VL <= extent) {
+    body(Full{}, i, Turn<k>{});
+    last_turns<extent, i + VL, k + 1>(body);
+  } else if constexpr (i < extent) {
+    body(Part{int(extent - i)}, i, Turn<k>{});
+  }
+}
+template <int64_t extent, class F> FISSILE_INLINE void in_turn(F&& body) {
+  constexpr int n = Turns<extent>::n;
+  constexpr int64_t whole = extent / (n * VL) * (n * VL);
+  for (int64_t i = 0; i < whole; i += n * VL) all_turns<0, n>(body, i);
+  last_turns<extent, whole, 0>(body);
+}
+#define FISSILE_TURNS(name, both)                                       \
+  template <int64_t extent> FISSILE_INLINE float name(const Turns<extent>& a) { \
+    if constexpr (a.n == 1) return name(a.v[0]);                        \
+    else if constexpr (a.n == 2) return name(both(a.v[0], a.v[1]));     \
+    else if constexpr (a.n == 3) return name(both(both(a.v[0], a.v[1]), a.v[2])); \
+    else return name(both(both(a.v[0], a.v[1]), both(a.v[2], a.v[3]))); \
+  }
+FISSILE_INLINE vf plus(vf a, vf b) { return a + b; }
+FISSILE_INLINE vf times(vf a, vf b) { return a * b; }
+FISSILE_TURNS(hsum, plus)
+FISSILE_TURNS(hprod, times)
+FISSILE_TURNS(hmax, max)
+FISSILE_TURNS(hmin, min)
 
 // ---- element types
 struct bfloat16 {

@@ -28,6 +28,12 @@ template <int N, bool UNROLL, int P, int NV, class F> FISSILE_INLINE void each_v
   }
 }
 
+// How many of `taps` kernel taps, `step` apart, stand before a distance.
+FISSILE_INLINE int64_t taps_before(int64_t distance, int64_t step, int64_t taps) {
+  const int64_t n = distance <= 0 ? 0 : (distance + step - 1) / step;
+  return n < taps ? n : taps;
+}
+
 // Channels-first, lanes are output columns: MR output channels and NV * VL columns of one row.
 //   c[m][v] += sum_{k < C, i < kh, j < kw} a[((k * kh + i) * kw + j) * MR + m] * x[k * plane + i * row + j * tap + S * (v * VL ...)]
 template <int MR, int NV, int S>

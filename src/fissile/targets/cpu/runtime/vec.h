@@ -371,17 +371,33 @@ FISSILE_INLINE vf sign(vf x) { return x > 0.0f ? splat(1.0f) : x < 0.0f ? splat(
 
 // ---- horizontal reductions: halves are folded, lane i with lane i + n/2, until one lane is left ----------------------
 
-#define FISSILE_FOLD(name, combine)                                                        \
-  FISSILE_INLINE float name(vf v) {                                                        \
-    float t[VL];                                                                           \
-    store(t, v);                                                                           \
-    for (int n = VL / 2; n; n /= 2)                                                        \
-      for (int i = 0; i < n; i++) t[i] = combine;                                          \
-    return t[0];                                                                           \
+template <class V, class F> FISSILE_INLINE float folded(V v, F both) {
+  constexpr int n = sizeof(V) / 8;
+  typedef float half __attribute__((vector_size(n * 4)));
+  if constexpr (n > 2) {
+    half h[2];
+    __builtin_memcpy(h, &v, sizeof v);
+    return folded(half(both(h[0], h[1])), both);
+  } else {
+#if __has_builtin(__builtin_shufflevector)
+    v = both(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+    v = both(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
+#else
+    typedef int32_t index __attribute__((vector_size(16)));
+    v = both(v, __builtin_shuffle(v, index{2, 3, 0, 1}));
+    v = both(v, __builtin_shuffle(v, index{1, 0, 3, 2}));
+#endif
+    return v[0];
   }
-FISSILE_FOLD(hsum, t[i] + t[i + n])
-FISSILE_FOLD(hmax, max(t[i], t[i + n]))
-FISSILE_FOLD(hmin, min(t[i], t[i + n]))
+}
+#define FISSILE_FOLD(name, combine)                                  \
+  FISSILE_INLINE float name(vf v) {                                  \
+    return folded(v, [](auto a, auto b) { return combine; });        \
+  }
+FISSILE_FOLD(hsum, a + b)
+FISSILE_FOLD(hprod, a * b)
+FISSILE_FOLD(hmax, a != a ? a : a > b ? a : b)
+FISSILE_FOLD(hmin, a != a ? a : a < b ? a : b)
 FISSILE_INLINE float hsum(float v) { return v; }
 FISSILE_INLINE float hmax(float v) { return v; }
 FISSILE_INLINE float hmin(float v) { return v; }

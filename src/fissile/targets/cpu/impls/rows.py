@@ -1,0 +1,273 @@
+"""Regions with reductions, row by row: softmax, normalisations, pooling over whole maps, and what stands around.
+
+    for each block of rows:  for each stage s:  one pass over R that ends the reductions of level s + 1
+
+Lanes run along the row where an axis of R is innermost in memory; a statistic is then one register. Where an
+axis of K is innermost, lanes run over neighbouring rows; a statistic is then a small array with one
+element for each. What a later stage reads is kept if it is dear, and computed again if it is cheap.
+
+The order of a sum follows from shapes and layouts alone. Along the lanes, vectors go to four accumulators in
+turn, and blocks of `BLOCK` elements are folded and added in order; across rows, blocks of `SERIES` are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from fissile.ir.graph import Node, Value
+from fissile.ir.layout import Token
+from fissile.ir.types import F32
+from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.targets.cpu.impls.stages import OPS, border, places, stages
+from fissile.targets.cpu.impls.sums import FOLD, in_blocks, neutral
+from fissile.targets.cpu.impls.walk import EITHER, Piece, Walk, pieces_of, walk_of
+from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.tiles.cpp import compute_type, literal
+from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Literal, Load, Op, Point, Register, operations
+from fissile.tiles.index import Index, Var, const, substitute, var
+from fissile.tiles.nest import (
+    Accumulate,
+    Decided,
+    Define,
+    Do,
+    Env,
+    For,
+    Lanes,
+    Raw,
+    Statement,
+    Store,
+    Tree,
+    addresses,
+    exchange,
+    expressions,
+    nest,
+)
+
+SERIES = 512  # elements across the lanes that are added up at a time
+DEAR = 8.0  # operations and loads from which on a value is kept for later stages
+KEPT_BYTES = 1 << 20  # no buffer for kept values is larger
+FAR = 1 << 40  # the address of another row's statistic: such an address is no place in memory
+
+Statements = Callable[[Builder, Env], list[Statement]]
+Known = Callable[[Env], Leaf]  # how code reads a value that it has computed
+
+
+def lower(candidate: Candidate) -> Kernel | No:
+    """The kernel of a region with reductions over the same axes of one shape."""
+    writer = Writer(candidate)
+    try:
+        rows = _Rows(candidate, writer)
+        body = list(writer.printer.trees(rows.trees(), indent=3))
+    except Illegal as reason:
+        return reason.no
+    return writer.kernel(_tile(rows.walk, body), rows.walk.tiles)
+
+
+def _tile(walk: Walk, body: list[str]) -> list[str]:
+    """The blocks of rows that belong to tile t."""
+    n, count, b = walk.per_tile, walk.blocks.extent, walk.blocks.name
+    if n == 1:
+        return [f"    const int64_t {b} = t;", *(line[2:] for line in body)]
+    end = f"{n} * t + {n}" if count % n == 0 else f"min({n} * t + {n}, int64_t({count}))"
+    return [f"    for (int64_t {b} = {n} * t; {b} < {end}; ++{b}) {{", *body, "    }"]
+
+
+class _Rows:
+    """Writes one block of rows. `known` grows as the code comes to hold values."""
+
+    def __init__(self, candidate: Candidate, writer: Writer):
+        self.writer, self.gives = writer, candidate.gives
+        self.stages = stages(candidate.region)
+        self.memory = writer.leaves()
+        self.walk = walk_of(self.stages, self.memory)
+        self.places = places(self.stages, self.walk.here)
+        for v in candidate.region.outputs:
+            if v not in self.places.full and v not in self.places.stats:
+                raise Illegal(f"{v.node.prim} gives {v.type}, neither rows nor statistics of them")
+        self.full, self.maths = border(self.stages, self.places, candidate.region.outputs)
+        self.known: dict[Value, Known] = {}
+        self.registers: set[str] = set()
+
+    def trees(self) -> list[Tree]:
+        found: list[Tree] = []
+        for stage in range(self.stages.last + 1):
+            found += self._stage(stage)
+        given = [(i, t) for i, t in enumerate(self.gives) if t.value not in self.places.full]
+        if given:
+            found += self._nest(self.walk.lanes, lambda b, env: [self._give(b, env, i, t) for i, t in given])
+        return found
+
+    def _stage(self, stage: int) -> list[Tree]:
+        level, full = self.stages.level, self.places.full
+        sums = {n: f"a{self.stages.reduces.index(n)}" for n in self.stages.ended_by(stage)}
+        given = [(i, t) for i, t in enumerate(self.gives) if t.value in full and level[t.value] == stage]
+        stored = {t.value for _, t in given if self.places.is_plain(t.value)}
+        kept = [v for v in self.full if level[v] == stage and v not in stored and self._is_dear(v)]
+        buffers = {v: self._buffer(f"e{self.full.index(v)}", v) for v in kept}
+
+        def pass_over(b: Builder, env: Env, into: dict[Node, str]) -> list[Statement]:
+            here = _moved(self.walk.here, env)
+            done = [self._give(b, env, i, t) for i, t in given]
+            done += [Store(name, self._in_block(here, env), b.at(v, here)) for v, name in buffers.items()]
+            return [*done, *(self._add(n, a, b.at(n.inputs[0], here), env) for n, a in into.items())]
+
+        found: list[Tree] = []
+        if sums or given or kept:
+            found = self._across(sums, pass_over) if self.walk.lanes else self._along(sums, pass_over)
+        self._learn(stage, given, buffers)
+        for n, register in sums.items():
+            found += self._end(n, register)
+        for v in self.maths:
+            if level[v] == stage + 1 and not (self.walk.lanes and v.type.dtype is not F32):
+                found += self._define(f"m{self.maths.index(v)}", v, lambda b, env, v=v: b.at(v, self._row(env)))
+        return found
+
+    # -- passes
+
+    def _along(self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]) -> list[Tree]:
+        """Lanes along the row; accumulators are registers."""
+        (piece,) = pieces_of(self.walk, None)
+        trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, sums))
+        return in_blocks(trees, {a: (OPS[n.prim], n.value.type.dtype) for n, a in sums.items()})
+
+    def _across(self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]) -> list[Tree]:
+        """Lanes across rows; accumulators are arrays, and so are the parts of long sums."""
+        lanes, long = self.walk.lanes, any(OPS[n.prim] in ("sum", "prod") for n in sums)
+        pieces = pieces_of(self.walk, SERIES if long else None)
+        parts = {n: f"{a}p" for n, a in sums.items()} if long and pieces[0].outer else sums
+        for name in dict.fromkeys([*sums.values(), *parts.values()]):
+            self.writer.local(name, self.walk.width)
+        found = self._nest(lanes, lambda b, env: self._clear(sums, env)) if sums else []
+        for piece in pieces:
+            trees = self._nest((*piece.inner, *lanes), lambda b, env: pass_over(b, env, parts), piece)
+            if parts is not sums:
+                trees = [
+                    *self._nest(lanes, lambda b, env: self._clear(parts, env)),
+                    *trees,
+                    *self._nest(lanes, lambda b, env: [
+                        self._add(n, a, Load(parts[n], self._lane(env), F32), env) for n, a in sums.items()
+                    ]),
+                ]  # fmt: skip
+            for v in reversed(piece.outer):
+                trees = [For(v, tuple(trees))]
+            found += trees
+        return found
+
+    def _clear(self, sums: dict[Node, str], env: Env) -> list[Statement]:
+        at = self._lane(env)
+        return [Store(a, at, Literal(neutral(OPS[n.prim], F32), F32)) for n, a in sums.items()]
+
+    def _add(self, n: Node, register: str, value: Expr, env: Env) -> Statement:
+        op, at = OPS[n.prim], self._lane(env)
+        if not self.walk.lanes:
+            return Accumulate(register, op, value)
+        return Store(register, at, Op(FOLD[op], (Load(register, at, F32), value), (), F32))
+
+    def _give(self, b: Builder, env: Env, i: int, t: Token) -> Statement:
+        point = self.places.full.get(t.value) or self.places.stats[t.value]
+        at = _moved(point, env)
+        return Store(f"y{i}", _address(at, strides_of(t)), b.at(t.value, at))
+
+    def _nest(self, loops: Sequence[Var], statements: Statements, piece: Piece | None = None) -> list[Tree]:
+        def make(env: Env, decided: Decided) -> list[Statement]:
+            env = piece.env(env) if piece else env
+            return statements(Builder(self._leaves(env), decided), env)
+
+        return list(nest(loops, make, settled=self._settled))
+
+    def _settled(self, loops: Sequence[Var], statements: list[Statement]) -> list[Statement]:
+        for address in addresses(statements):
+            if any(abs(c) >= FAR // 2 for c in (address.constant, *(c for _, c in address.terms))):
+                raise Illegal("a value needs the statistics of another row")
+        return exchange(statements, lambda e: (
+            Register(e.pointer, e.dtype, lanes=False)
+            if isinstance(e, Load) and e.pointer in self.registers else None))  # fmt: skip
+
+    # -- values that the code holds
+
+    def _leaves(self, env: Env) -> dict[Value, Leaf]:
+        return {**self.memory, **{v: known(env) for v, known in self.known.items()}}
+
+    def _is_dear(self, v: Value) -> bool:
+        """Is it worth memory to keep a value from stage to stage?"""
+        if self.walk.length * self.walk.width * 4 > KEPT_BYTES:
+            return False
+        e = Builder(self._leaves({}), EITHER).at(v, self.walk.here)
+        lane = self.walk.lanes[0] if self.walk.lanes else _innermost(self.walk)
+        loads = [p.address for p in expressions(e) if isinstance(p, Load)]
+        scattered = [a for a in loads if lane is not None and lane in a.vars and a.coefficient(lane) != 1]
+        return operations(e) + len(loads) + DEAR * len(scattered) >= DEAR
+
+    def _buffer(self, name: str, v: Value) -> str:
+        return self.writer.local(name, self.walk.length * self.walk.width, compute_type(v.type.dtype))
+
+    def _learn(self, stage: int, given: list[tuple[int, Token]], buffers: dict[Value, str]) -> None:
+        """What was stored in this stage is read back in later ones."""
+        for v, name in buffers.items():
+            self.known[v] = lambda env, v=v, name=name: lambda point: Load(
+                name, self._in_block(point, env), v.type.dtype)  # fmt: skip
+        for i, t in given:
+            if self.places.is_plain(t.value):
+                self.known[t.value] = lambda env, i=i, t=t: lambda point: Load(
+                    f"y{i}", _address(point, strides_of(t)) + self._distance(point, env), t.value.type.dtype)
+
+    def _end(self, n: Node, register: str) -> list[Tree]:
+        """The reduction's result, once its pass is over."""
+        dtype, count = n.value.type.dtype, self.walk.length
+        self._hold(n.value, register)
+        if n.prim == "reduce_mean":
+            total = Literal(count, dtype)
+            return self._define(register.replace("a", "r"), n.value, lambda b, env: Op(
+                "div", (b.at(n.value, self._row(env)), total), (), dtype))  # fmt: skip
+        if dtype.name in ("f16", "bf16"):
+            return self._define(register.replace("a", "r"), n.value, lambda b, env: Op(
+                "cast", (b.at(n.value, self._row(env)),), (("to", dtype.name),), dtype))  # fmt: skip
+        return []
+
+    def _define(self, name: str, v: Value, value: Callable[[Builder, Env], Expr]) -> list[Tree]:
+        """A statistic: one constant, or one element of an array for each lane."""
+        if self.walk.lanes:
+            self.writer.local(name, self.walk.width)
+            found = self._nest(self.walk.lanes, lambda b, env: [Store(name, self._lane(env), value(b, env))])
+        else:
+            define = Define(name, value(Builder(self._leaves({}), EITHER), {}))
+            found = [Do(tuple(self._settled((), [define])))]
+        self._hold(v, name)
+        return found
+
+    def _hold(self, v: Value, name: str) -> None:
+        if not self.walk.lanes:
+            self.registers.add(name)
+        self.known[v] = lambda env: lambda point: Load(
+            name, self._lane(env) + self._distance(point, env), v.type.dtype)  # fmt: skip
+
+    def _row(self, env: Env) -> Point:
+        return _moved(self.places.row, env)
+
+    def _lane(self, env: Env) -> Index:
+        return env["c"] if "c" in env else var(self.walk.lanes[0]) if self.walk.lanes else const(0)
+
+    def _distance(self, point: Point, env: Env) -> Index:
+        """0 in the row that the code is at, else no address at all."""
+        (row,) = _moved((self.walk.row,), env)
+        return (self.walk.row_at(point) - row) * FAR
+
+    def _in_block(self, point: Point, env: Env) -> Index:
+        return self.walk.place_in_row(point) * self.walk.width + self._lane(env) + self._distance(point, env)
+
+
+def _moved(point: Point, env: Env) -> Point:
+    return tuple(substitute(i, lambda v: env.get(v.name)) for i in point)
+
+
+def _address(point: Point, strides: Sequence[int]) -> Index:
+    total = const(0)
+    for i, stride in zip(point, strides, strict=True):
+        total = total + i * stride
+    return total
+
+
+def _innermost(walk: Walk) -> Var | None:
+    """The loop along a row that lanes may run over."""
+    return Var(f"i{walk.reduced[-1]}", 0, walk.shape[walk.reduced[-1]] - 1) if walk.reduced else None

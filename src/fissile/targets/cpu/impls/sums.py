@@ -1,0 +1,99 @@
+"""Long sums in blocks, so that they stay accurate: a block is added up on its own, then added to the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fissile.ir.types import BOOL, DType
+from fissile.tiles.cpp import compute_type, literal
+from fissile.tiles.index import Var, const, substitute, var
+from fissile.tiles.nest import Accumulate, Do, For, If, Lanes, Raw, Scope, Tree, rewrite
+
+FOLD = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}  # operation -> primitive
+BLOCK = 4096  # elements of a vector loop that are folded at a time
+SCALARS = 512  # steps of a scalar loop that are added up at a time
+
+Sums = Mapping[str, tuple[str, DType]]  # register -> operation, element type
+
+
+def neutral(op: str, dtype: DType) -> object:
+    """The value that changes nothing."""
+    if op in ("sum", "prod"):
+        return 0 if op == "sum" else 1
+    lowest = op == "max"
+    if dtype is BOOL:
+        return not lowest
+    if dtype.is_float:
+        return -np.inf if lowest else np.inf
+    info = np.iinfo(dtype.numpy)
+    return info.min if lowest else info.max
+
+
+def declared(register: str, op: str, dtype: DType) -> Tree:
+    return Raw((f"{compute_type(dtype)} {register} = {literal(neutral(op, dtype), dtype)};",))
+
+
+def in_blocks(trees: Sequence[Tree], sums: Sums) -> list[Tree]:
+    """Loops that accumulate into `sums`, with the registers before them."""
+    if any(op in ("sum", "prod") for op, _ in sums.values()):
+        trees = [b for t in trees for b in _blocked(t, sums)]
+    if len(trees) == 1 and isinstance(trees[0], Lanes) and sums:
+        return [replace(trees[0], opens=True)]
+    return [*(declared(a, *how) for a, how in sums.items()), *trees]
+
+
+def _blocked(tree: Tree, sums: Sums) -> list[Tree]:
+    if isinstance(tree, If):
+        less, other = (tuple(b for t in part for b in _blocked(t, sums)) for part in (tree.less, tree.other))
+        return [replace(tree, less=less, other=other)]
+    if isinstance(tree, Lanes):
+        return _cut(tree, BLOCK) if tree.var.extent > BLOCK else [tree]
+    if not isinstance(tree, For):
+        return [tree]
+    if not all(isinstance(t, Do) for t in tree.body):
+        return [replace(tree, body=tuple(b for t in tree.body for b in _blocked(t, sums)))]
+    if tree.var.extent < 8 or not all(dtype.is_float for _, dtype in sums.values()):
+        return [tree]
+    loops: list[Tree] = _cut(tree, SCALARS) if tree.var.extent > SCALARS else [tree]
+    return [_apart(t, sums) for t in loops]
+
+
+def _cut(tree: For | Lanes, size: int) -> list[Tree]:
+    """One loop as a loop over blocks and what is left."""
+    v = tree.var
+    count, rest = divmod(v.extent, size)
+    o, i = Var(f"{v.name}b", 0, count - 1), Var(v.name, 0, size - 1)
+    found: list[Tree] = [For(o, (_moved(tree, v, i, var(o) * size),))] if count > 1 else [_moved(tree, v, i)]
+    if rest:
+        found.append(_moved(tree, v, Var(v.name, 0, rest - 1), const(count * size)))
+    return found
+
+
+def _moved(tree: For | Lanes, v: Var, new: Var, offset=const(0)) -> Tree:  # noqa: B008
+    at = var(new) + offset + v.lo
+    body = tuple(
+        Do(tuple(rewrite(t.statements, lambda i: substitute(i, lambda u: at if u == v else None))))
+        for t in tree.body
+        if isinstance(t, Do)
+    )
+    return replace(tree, var=new, body=body)
+
+
+def _apart(tree: Tree, sums: Sums) -> Tree:
+    """A scalar loop with registers of its own, which are added to the others at its end."""
+    if isinstance(tree, For) and not isinstance(tree.body[0], Do):
+        return replace(tree, body=tuple(_apart(t, sums) for t in tree.body))
+    assert isinstance(tree, For)
+    body = tuple(
+        Do(tuple(replace(s, register=f"{s.register}p") if isinstance(s, Accumulate) else s for s in t.statements))
+        for t in tree.body
+        if isinstance(t, Do)
+    )
+    both = {"sum": "{0} = {0} + {0}p;", "prod": "{0} = {0} * {0}p;", "max": "{0} = max({0}, {0}p);",
+            "min": "{0} = min({0}, {0}p);"}  # fmt: skip
+    opening = [declared(f"{a}p", *how) for a, how in sums.items()]
+    closing = [Raw((both[op].format(a),)) for a, (op, _) in sums.items()]
+    return Scope((*opening, replace(tree, body=body), *closing))
