@@ -2,9 +2,11 @@
 
     python benchmarks/micro/conv.py [--machine avx2] [--cold] [--sweep]
 
-The input is padded already, as a generated kernel finds it; flops are those of a direct convolution.
+The input is padded already, as a generated kernel finds it; flops are those of a direct
+convolution.
 """
 
+# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import argparse
@@ -113,7 +115,7 @@ def main() -> None:
                 (KERNEL if py else WRAPPED).format(
                     name=name, H=h, W=w, C=c, N=n, KH=k, S=s, PX=px, NV=nv, PY=py
                 )
-                for name, (px, nv, py) in zip(names, tiles)
+                for name, (px, nv, py) in zip(names, tiles, strict=True)
             )
             + "}\n"
         )

@@ -1,11 +1,12 @@
 """Fraction of FMA peak of contract.h on the 1x1 convolutions and matrix products of real networks.
 
-    python benchmarks/micro/gemm.py [--machine avx2] [--cold] [--sweep]
+    python benchmarks/micro/gemm.py [--machine avx2] [--cold] [--packed] [--sweep]
 
-A [M][K] row-major, B packed in panels, C [M][N] row-major with relu as epilogue. `--sweep` tries tile shapes and loop
-orders; without it the recommended ones run.
+A [M][K] row-major, B packed in panels, C [M][N] row-major with relu as epilogue. `--sweep` tries
+tile shapes and loop orders; without it the recommended ones run.
 """
 
+# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import argparse
@@ -29,7 +30,7 @@ SHAPES = {  # M, K, N
     "MiniLM 128 1536->384": (128, 1536, 384),
 }
 
-# order "n": for n panel { for m tile }.  order "m<rows>": for block of rows { for n panel { for m tile of the block } }
+# for block of MC rows { for panel of columns { for tile of rows in the block } }
 KERNEL = r"""
 extern "C" void {name}(const float* a, const float* b, float* y) {{
   constexpr int64_t M = {M}, K = {K}, N = {N}, W = {NV} * VL, MC = {MC};
@@ -38,7 +39,7 @@ extern "C" void {name}(const float* a, const float* b, float* y) {{
       auto rows = [&](auto mr, int64_t m) {{
         vf c[mr.value][{NV}];
         zero(c);
-        contract(c, K, a + (m0 + m) * K, K, 1, b + n * K);
+        contract(c, K, a + (m0 + m) * K, {steps}, b + n * K);
 #pragma GCC unroll 32
         for (int i = 0; i < mr.value; i++)
 #pragma GCC unroll 8
@@ -55,28 +56,41 @@ extern "C" void {name}(const float* a, const float* b, float* y) {{
 """
 
 
-def kernel(name: str, shape: tuple[int, int, int], mr: int, nv: int, mc: int) -> str:
+def kernel(
+    name: str, shape: tuple[int, int, int], mr: int, nv: int, mc: int, packed: bool
+) -> str:
     m, k, n = shape
-    return KERNEL.format(name=name, M=m, K=k, N=n, MR=mr, NV=nv, MC=min(mc or m, m))
+    steps = "1, mr.value" if packed else "K, 1"
+    return KERNEL.format(name=name, M=m, K=k, N=n, MR=mr, NV=nv, MC=min(mc or m, m), steps=steps)
 
 
-def choices(machine: str, sweep: bool, m: int, k: int) -> list[tuple[int, int, int]]:
+def recommended(machine: str, k: int, n: int) -> tuple[int, int]:
+    """(MR, NV) by the rules of runtime/README.md"""
+    if machine == "avx2":
+        return 6, 2
+    lanes = 16 if machine == "native" else 8
+    if n <= lanes:
+        return 28, 1
+    if 4 * k % 4096 == 0:  # rows of A then share one set of L1, which has 8 ways: at most 7 rows
+        return 7, 4
+    return (9, 3) if n % (2 * lanes) and n % (3 * lanes) == 0 else (14, 2)
+
+
+SWEEP = {
+    "avx2": [(6, 2), (4, 3), (5, 2), (3, 4), (12, 1), (7, 2)],
+    "native": [(14, 2), (12, 2), (10, 2), (9, 3), (8, 3), (7, 4), (6, 4), (28, 1)],
+}
+
+
+def choices(machine: str, sweep: bool, m: int, k: int, n: int) -> list[tuple[int, int, int]]:
     """(MR, NV, rows of a block; 0 is all rows)"""
-    tiles = (
-        [(14, 2), (12, 2), (10, 2), (9, 3), (8, 3), (7, 4), (6, 4), (28, 1)]
-        if machine != "avx2"
-        else [(6, 2), (4, 3), (5, 2), (3, 4), (12, 1), (7, 2)]
-    )
     if not sweep:
-        tiles = tiles[:1]
+        return [(*recommended(machine, k, n), 0)]
     found = []
-    for mr, nv in tiles:
-        for rows in (
-            {0, max(1, 24_000 // (4 * k) // mr) * mr, max(1, 400_000 // (4 * k) // mr) * mr}
-            if sweep
-            else {0}
-        ):
-            if rows < m:
+    for mr, nv in SWEEP.get(machine, SWEEP["native"]):
+        for block_bytes in (0, 24_000, 400_000):
+            rows = block_bytes and max(1, block_bytes // (4 * k) // mr) * mr
+            if rows < m and (mr, nv, rows) not in found:
                 found.append((mr, nv, rows))
     return found
 
@@ -88,18 +102,19 @@ def main() -> None:
     parser.add_argument("--machine", choices=["native", "narrow", "avx2"], default="native")
     parser.add_argument("--cold", action="store_true", help="evict the weights before each call")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--packed", action="store_true", help="A is packed [M / MR][K][MR]")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     for title, (m, k, n) in SHAPES.items():
         if args.only not in title:
             continue
-        todo = choices(args.machine, args.sweep, m, k)
+        todo = choices(args.machine, args.sweep, m, k, n)
         names = [f"k{mr}x{nv}_{mc}" for mr, nv, mc in todo]
         source = (
             TIMER
             + "namespace fissile {\n"
-            + "".join(kernel(name, (m, k, n), *c) for name, c in zip(names, todo))
+            + "".join(kernel(name, (m, k, n), *c, args.packed) for name, c in zip(names, todo, strict=True))
             + "}\n"
         )
         lib = compile_cpp(source, args.machine)
@@ -108,7 +123,7 @@ def main() -> None:
             aligned(m * n),
             [],
         )  # shared: in a network the input is warm too
-        for name, (mr, nv, mc) in zip(names, todo):
+        for name, (_, nv, _) in zip(names, todo, strict=True):
             width = nv * lib.lanes()
             jobs.append((name, x, aligned(-(-n // width) * width * k), y, 2.0 * m * n * k))
         result, peak = measure(lib, jobs, args.cold, args.rounds)

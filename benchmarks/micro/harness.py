@@ -1,9 +1,10 @@
 """Compile a few kernels and time them against the FMA peak of this core, measured in the same run.
 
-Kernels and the peak loop run interleaved; each time is the minimum over the rounds, because other processes only ever
-add time. `cold` evicts the given ranges (weights) from all caches before each call.
+Kernels and the peak loop run interleaved; each time is the minimum over the rounds, because other
+processes only ever add time. `cold` evicts the given ranges (weights) from all caches before each call.
 """
 
+# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import ctypes
@@ -18,7 +19,16 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "src/fissile/targets/cpu/runtime"
-FLAGS = "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fPIC -shared -Wno-psabi".split()
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+    "-Wno-psabi",
+]
 MACHINES = {
     "native": ["-march=native"],
     "narrow": ["-march=native", "-DFISSILE_NARROW"],
@@ -78,11 +88,11 @@ def compile_cpp(source: str, machine: str = "native") -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def aligned(n: int, rng=np.random.default_rng(0)) -> np.ndarray:
+def aligned(n: int, seed: int = 0) -> np.ndarray:
     """n random floats on a 64-byte line, with one spare vector after them."""
     raw = np.zeros(n + 64, np.float32)
     start = (-raw.ctypes.data // 4) % 16
-    raw[start : start + n] = rng.standard_normal(n, dtype=np.float32)
+    raw[start : start + n] = np.random.default_rng(seed).standard_normal(n, dtype=np.float32)
     return raw[start : start + n + 16]
 
 
@@ -98,15 +108,13 @@ def measure(
     peak_flops = 2.0 * 12 * lib.lanes() * peak_n
     peak_us, best = float("inf"), {}
     reps = {}
-    call = lambda job, reps: lib.time_us(
-        getattr(lib, job[0]),
-        ctypes.c_void_p(job[1].ctypes.data),
-        ctypes.c_void_p(job[2].ctypes.data),
-        ctypes.c_void_p(job[3].ctypes.data),
-        ctypes.c_int64(reps),
-        ctypes.c_void_p(job[2].ctypes.data),
-        ctypes.c_int64(job[2].nbytes if cold else 0),
-    )
+
+    def call(job, times: int) -> float:
+        name, x, w, y, _ = job
+        pointers = [ctypes.c_void_p(v.ctypes.data) for v in (x, w, y)]
+        evicted = [pointers[1], ctypes.c_int64(w.nbytes if cold else 0)]
+        return lib.time_us(getattr(lib, name), *pointers, ctypes.c_int64(times), *evicted)
+
     for job in jobs:
         once = min(call(job, 1) for _ in range(2))
         reps[job[0]] = 1 if cold else max(2, int(1000 / once))

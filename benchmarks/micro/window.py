@@ -5,6 +5,7 @@
 Inputs are padded already. "copy" is the time to copy input bytes + output bytes over two by memcpy in the same run.
 """
 
+# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import argparse
@@ -103,7 +104,7 @@ def depthwise(machine: str, sweep: bool, rounds: int, only: str) -> None:
                 (LAST if kind == "l" else FIRST).format(
                     name=name, H=h, C=c, K=k, S=s, PX=px, NV=nv, PY=py
                 )
-                for name, (kind, px, nv, py) in zip(names, tiles)
+                for name, (kind, px, nv, py) in zip(names, tiles, strict=True)
             )
             + "}\n"
         )

@@ -66,9 +66,16 @@ def compile(
     folder = output or f"{Path(model).name.removesuffix('.onnx') or 'model'}.fissile"
     check_target(Path(folder))  # now, and not after minutes of tuning
     exe = _compiled(
-        model, target=target, shapes=arguments.shapes(shape), threads=arguments.threads(threads), tune=arguments.tune(tune),
-        accuracy=accuracy, store=store, verify=verify, folder=folder,
-    )  # fmt: skip
+        model,
+        target=target,
+        shapes=arguments.shapes(shape),
+        threads=arguments.threads(threads),
+        tune=arguments.tune(tune),
+        accuracy=accuracy,
+        store=store,
+        verify=verify,
+        folder=folder,
+    )
     facts = _report(exe, folder)
     if json:
         write_json(facts)
@@ -126,17 +133,8 @@ def bench(
     json: Json = False,
 ) -> None:
     """Time a compiled folder or MODEL.onnx, interleaved with other engines."""
-    source = onnx_model or (None if Path(model).is_dir() else model)
     peers = [p for p in (against or "").split(",") if p]
-    for peer in peers:
-        if peer not in PEERS:
-            raise ToolchainError(
-                f"cannot compare with {shown(peer)}: this version knows {', '.join(PEERS)}"
-            )
-        if source is None:
-            raise arguments.UsageError(
-                f"--against {peer} needs the ONNX file: give it with --model"
-            )
+    source = _bench_source(model, onnx_model, peers)
     exe = _opened(model, arguments.shapes(shape), arguments.threads(threads))
     feeds = random_feeds(exe.inputs)
     engines = {"fissile": ours(exe, feeds)}
@@ -144,33 +142,23 @@ def bench(
     with progress() as update:
         times = interleaved(engines, seconds, progress=update)
     base = times["fissile"].median_us
-    facts = {
-        "threads": exe.threads,
-        "engines": {k: {**asdict(t), "ratio": t.median_us / base} for k, t in times.items()},
-    }
+    rows = {k: {**asdict(t), "ratio": t.median_us / base} for k, t in times.items()}
     if json:
-        write_json(facts)
+        write_json({"threads": exe.threads, "engines": rows})
         return
-    rows = [
-        (
-            k,
-            t.median_us / 1e3,
-            t.least_us / 1e3,
-            f"{t.spread:.1%}",
-            t.calls,
-            f"{t.median_us / base:.2f}x",
-        )
-        for k, t in times.items()
-    ]
     columns = (
         "engine",
         "median ms",
         "least ms",
         "quartile spread",
         "calls",
-        "time relative to fissile",
+        "time relative to ours",
     )
-    table(columns, rows, title=f"{exe.threads} threads")
+    cells = [
+        (k, r["median_us"] / 1e3, r["least_us"] / 1e3, f"{r['spread']:.1%}", r["calls"],
+         f"{r['ratio']:.2f}") for k, r in rows.items()
+    ]  # fmt: skip
+    table(columns, cells, title=f"{exe.threads} threads")
 
 
 @app.command
@@ -255,6 +243,20 @@ def _opened(model: str, shapes: Mapping[str, Sequence[int]], threads: int | None
     if Path(model).is_dir():
         return load_artifact(model, threads)
     return _compiled(model, shapes=shapes, threads=threads, tune="0", verify=False)
+
+
+def _bench_source(model: str, onnx_model: str | None, peers: Sequence[str]) -> str | None:
+    """The ONNX file that the peers run."""
+    source = onnx_model or (None if Path(model).is_dir() else model)
+    for peer in peers:
+        if peer not in PEERS:
+            known = ", ".join(PEERS)
+            raise ToolchainError(f"cannot compare with {shown(peer)}: this version knows {known}")
+        if source is None:
+            raise arguments.UsageError(
+                f"--against {peer} needs the ONNX file: give it with --model"
+            )
+    return source
 
 
 def _report(exe: Executable, folder: str) -> dict[str, Any]:

@@ -104,7 +104,12 @@ def problem_of(
                 if a != b:
                     cost = LAUNCH + 2.2 * net.size[v]
                     columns.append(
-                        Column(cost, frozenset(), frozenset([v * layouts + a]), frozenset([v * layouts + b]))
+                        Column(
+                            cost,
+                            frozenset(),
+                            frozenset([v * layouts + a]),
+                            frozenset([v * layouts + b]),
+                        )
                     )
     return Problem(
         columns=tuple(columns),
@@ -113,7 +118,10 @@ def problem_of(
         value_of=tuple(t // layouts for t in range(n * layouts)),
         producer=tuple(None if net.kinds[v] == "input" else v for v in range(n)),
         edges=tuple(
-            (p, q, p) for q in range(n) for p in dict.fromkeys(net.reads[q]) if net.kinds[p] != "input"
+            (p, q, p)
+            for q in range(n)
+            for p in dict.fromkeys(net.reads[q])
+            if net.kinds[p] != "input"
         ),
         live=_live(net, outputs),
     )
@@ -148,7 +156,9 @@ def _kernels(net, region, readers, outputs, seed, layouts, noise) -> Iterator[Co
                 structure = (seed, shape, wires, tuple(order.index(v) for v in gives), a, b)
                 rng = random.Random(repr(structure))
                 traffic = sum(net.size[v] for v in border) + sum(net.size[v] for v in gives)
-                work = sum(net.work[p] * (1.25 if a and net.kinds[p] == "matmul" else 1.0) for p in order)
+                work = sum(
+                    net.work[p] * (1.25 if a and net.kinds[p] == "matmul" else 1.0) for p in order
+                )
                 slow = 1.0 + 0.08 * max(0, len(order) - 4) + (0.15 if a != b else 0.0)
                 cost = LAUNCH + max(traffic, work * slow) + 0.3 * min(traffic, work * slow)
                 cost *= 1 + noise * (2 * rng.random() - 1)
@@ -248,8 +258,12 @@ def network(kind: str, blocks: int, seed: int = 0, **options) -> Problem:
         if kind == "csp" or (kind == "mixed" and block % 2 == 0):
             x = csp_block(net, conv_block(net, x, size, 6 * size), size, 1 + block % 3)
         elif kind == "style":
-            y = net.add("ew", (instance_norm(net, net.add("conv", (x,), size, 8 * size), size),), size)
-            y = instance_norm(net, net.add("conv", (net.add("layout", (y,), size),), size, 8 * size), size)
+            y = net.add(
+                "ew", (instance_norm(net, net.add("conv", (x,), size, 8 * size), size),), size
+            )
+            y = instance_norm(
+                net, net.add("conv", (net.add("layout", (y,), size),), size, 8 * size), size
+            )
             x = net.add("ew", (x, y), size, 0.02 * size)
         else:
             x = attention(net, x, size)
@@ -258,7 +272,7 @@ def network(kind: str, blocks: int, seed: int = 0, **options) -> Problem:
 
 
 def random_problem(seed: int, primitives: int = 8, limit: int = 3) -> Problem:
-    """A layered graph for brute force: two layouts, adapters, recomputation, two outputs at times."""
+    """A layered graph for brute force: layouts, adapters, recomputation, at times two outputs."""
     rng = random.Random(seed)
     net = Primitives()
     values = [net.add("input", (), 1.0) for _ in range(rng.choice((1, 1, 2)))]

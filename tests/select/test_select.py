@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from select_oracle import assert_runs, cheapest
 from select_networks import network, random_hypergraph, random_problem
+from select_oracle import assert_runs, cheapest
 
 from fissile.select import (
     ALL_ROWS,
@@ -183,7 +183,7 @@ def test_no_time_still_gives_an_answer_with_an_honest_gap():
 
 @pytest.mark.parametrize("kind", ["csp", "attention", "style"])
 def test_small_networks_are_proven_and_agree_with_the_plain_program(kind):
-    problem = network(kind, 1, limit=5)
+    problem = network(kind, 1, limit=4)
     fast, plain = select(problem), select(problem, presolve=False, families=SECTION_9)
     assert fast.status == plain.status == "optimal"
     assert fast.objective == pytest.approx(plain.objective, rel=1e-6)

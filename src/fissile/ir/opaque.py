@@ -1,4 +1,4 @@
-"""Opaque primitives: operations that no other primitive composes. Rows of `ir.prims` like the others."""
+"""Opaque primitives: operations that no other primitive composes. Rows like those of `ir.prims`."""
 
 from __future__ import annotations
 
@@ -59,11 +59,12 @@ row(Primitive("topk", Kind.OPAQUE, _topk, _best, None, "TopK"))
 
 
 def scatter(x: Value, index: Value, updates: Value, reduction: str = "none") -> Value:
-    """Rows of x replaced by, or combined with, updates: x: [n, ...], index: i64[m], updates: [m, ...].
-    `reduction`: none, add, mul, max or min; with none the last of equal indices wins."""
+    """Rows of x replaced by, or combined with, updates.
+
+    x: [n, ...], index: i64[m], updates: [m, ...]. `reduction`: none, add, mul, max or min; with none the last of equal indices wins."""
     return make("scatter", [x, index, updates], reduction=reduction)[0]
 
 
 def topk(x: Value, axis: int, k: int, largest: bool) -> tuple[Value, ...]:
-    """(values, i64 indices) of the k largest or smallest along an axis, sorted, ties by lower index."""
+    """(values, i64 indices) of the k largest or smallest along an axis, sorted; ties by index."""
     return make("topk", [x], axis=axis, k=k, largest=largest)

@@ -1,7 +1,8 @@
 """Constant folding of the primitives that one operator became.
 
-Invariant: no value that depends on constants only stays unevaluated, unless it would be much larger than
-what it is made from. Each primitive is computed in float64 and rounded once to its element type.
+Invariant: no value that depends on constants only stays unevaluated, unless it would be much larger
+than what it is made from. Each primitive is computed in float64 and rounded once to its element
+type.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ GROWTH_LIMIT_BYTES = 4 << 20
 
 
 def between(outputs: Sequence[Value], borders: Collection[Value]) -> Iterator[Node]:
-    """Nodes that the outputs need and that lie behind no border value, operands first; no sources."""
+    """Nodes that the outputs need and that lie behind no border, operands first; no sources."""
     done: set[Node] = set()
     stack = [(v.node, False) for v in reversed(outputs) if v not in borders]
     while stack:

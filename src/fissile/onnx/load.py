@@ -30,9 +30,9 @@ def load(
     """The model as a graph of primitives.
 
     `shapes` gives the shape of inputs with dynamic dimensions. An initialiser that is also a graph
-    input is a constant, unless `shapes` names it. `values` turns inputs into constants, for those that
-    decide shapes or branches; the graph has them no longer as inputs. Raises ModelError where the model cannot be read, is
-    not valid or holds what is not supported."""
+    input is a constant, unless `shapes` names it. `values` turns inputs into constants, for those
+    that decide shapes or branches; the graph has them no longer as inputs. Raises ModelError where
+    the model cannot be read, is not valid or holds what is not supported."""
     model, tensors = read(source)
     opsets = versions(model.opset_import)
     _check_opset(opsets)
@@ -62,11 +62,11 @@ def _check_opset(opsets: Mapping[str, int]) -> None:
     if opset is None:
         raise ModelError("the model imports no opset of the ONNX domain")
     if opset < OLDEST_OPSET:
-        raise ModelError(f"the model uses opset {opset}; {OLDEST_OPSET} is the oldest that is supported: "
-                         "convert it with onnx.version_converter")  # fmt: skip
+        raise ModelError(f"the model uses opset {opset}; {OLDEST_OPSET} is the oldest that is "
+                         "supported: convert it with onnx.version_converter")  # fmt: skip
     if opset > NEWEST_OPSET:
-        raise ModelError(f"the model uses opset {opset}, but the installed onnx package knows {NEWEST_OPSET}:"
-                         " upgrade onnx, or export the model with an older opset")  # fmt: skip
+        raise ModelError(f"the model uses opset {opset}, but the installed onnx package knows "
+                         f"{NEWEST_OPSET}: upgrade onnx, or export the model with an older opset")  # fmt: skip
 
 
 def _inputs(graph: GraphProto, constants: Mapping[str, Value], shapes: Shapes) -> dict[str, Value]:
@@ -127,8 +127,8 @@ def _bind(info: ValueInfoProto, shape: Sequence[int], symbols: dict[str, int]) -
         )
     for axis, (dim, extent) in enumerate(zip(declared, shape, strict=True)):
         if dim.HasField("dim_value") and dim.dim_value >= 0 and dim.dim_value != extent:
-            raise ModelError(f"the shape {list(shape)} is given for input {name}, but its dimension {axis} "
-                             f"is fixed to {dim.dim_value} in the model")  # fmt: skip
+            raise ModelError(f"the shape {list(shape)} is given for input {name}, but its "
+                             f"dimension {axis} is fixed to {dim.dim_value} in the model")  # fmt: skip
         if (
             dim.dim_param
             and symbols.setdefault(dim.dim_param, extent) != extent
@@ -182,5 +182,5 @@ def _check_output(info: ValueInfoProto, value: Value) -> None:
         return
     declared = BY_ONNX.get(info.type.tensor_type.elem_type)
     if declared is not value.type.dtype:
-        raise ModelError(f"output {shown(info.name)} is declared as {declared}, but the graph computes "
-                         f"{value.type.dtype}")  # fmt: skip
+        raise ModelError(f"output {shown(info.name)} is declared as {declared}, but the graph "
+                         f"computes {value.type.dtype}")  # fmt: skip

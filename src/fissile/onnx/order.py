@@ -23,8 +23,8 @@ def live(
 ) -> list[NodeProto]:
     """The nodes that the outputs need, operands first, else as the model lists them.
 
-    `outer` holds the names known before any node runs, `own` those of this very graph. Raises ModelError for names that nothing
-    gives, that two nodes give, and for cycles."""
+    `outer` holds the names known before any node runs, `own` those of this very graph. Raises
+    ModelError for names that nothing gives, that two nodes give, and for cycles."""
     giver: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in filter(None, node.output):

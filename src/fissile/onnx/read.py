@@ -1,4 +1,4 @@
-"""Model protos and their tensors from files and bytes; external data stays inside the model's folder."""
+"""Models and their tensors from files and bytes; external data lies in the model's folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Tensors:
     folder: Path | None
 
     def array(self, tensor: TensorProto) -> np.ndarray:
-        """The tensor as a numpy array. Raises ModelError where it is damaged, outside or of no use."""
+        """The tensor as a numpy array. Raises ModelError where it is damaged or not allowed."""
         name = shown(tensor.name)
         if tensor.data_type not in BY_ONNX:
             kind = type_name(tensor.data_type)
@@ -60,8 +60,8 @@ class Tensors:
         available = path.stat().st_size
         if length != size or offset + length > available:
             raise ModelError(
-                f"tensor {shown(tensor.name)} needs {size} bytes, but its external data names {length} bytes"
-                f" from offset {offset} of {shown(path.name)}, which holds {available} bytes"
+                f"tensor {shown(tensor.name)} needs {size} bytes, but its external data names {length}"
+                f" bytes from offset {offset} of {shown(path.name)}, which holds {available} bytes"
             )
         with path.open("rb") as file:
             file.seek(offset)
@@ -71,7 +71,7 @@ class Tensors:
     def _contained(self, name: str, location: str) -> Path:
         if self.folder is None:
             raise ModelError(
-                f"tensor {shown(name)} lies in an external file; load the model by its path instead of its bytes"
+                f"tensor {shown(name)} lies in an external file; load the model by its path"
             )
         if not location or os.path.isabs(location) or "\0" in location:
             raise ModelError(f"tensor {shown(name)} names the external file {shown(location)}; "
@@ -83,8 +83,8 @@ class Tensors:
                              "which leaves the model's folder; this is refused")  # fmt: skip
         if not path.is_file():
             raise ModelError(
-                f"tensor {shown(name)} needs the external file {shown(location)}, which does not exist; "
-                "put it next to the model"
+                f"tensor {shown(name)} needs the external file {shown(location)}, which does not "
+                "exist; put it next to the model"
             )
         return path
 

@@ -4,10 +4,11 @@
     def softmax(x, *, axis=-1): ...                                            (design, section 4)
 
 Positional parameters are the operator's inputs, None where an optional one is absent; keyword-only
-parameters are its attributes. Where ONNX turned an attribute into an input (Clip's min, Squeeze's axes)
-one rule serves both: an attribute fills the positional parameter of its name. `since` picks the rule for
-the model's opset; `opset` and `outputs` (how many results are asked for) come when the signature has them.
-A parameter annotated `Ints`, `Int`, `Float` or `Known` must be known at compile time and arrives so.
+parameters are its attributes. Where ONNX turned an attribute into an input (Clip's min, Squeeze's
+axes) one rule serves both: an attribute fills the positional parameter of its name. `since` picks
+the rule for the model's opset; `opset` and `outputs` (how many results are asked for) come when the
+signature has them. A parameter annotated `Ints`, `Int`, `Float` or `Known` must be known at compile
+time and arrives so.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def call(
     opset: int,
     outputs: int,
 ) -> tuple[Value, ...]:
-    """The rule's results. Raises ModelError or ValueError with the reason where it does not apply."""
+    """The rule's results. Raises ModelError or ValueError where it does not apply."""
     left = dict(attributes)
     arguments, named = [], {}
     supplied = list(inputs)
@@ -108,12 +109,13 @@ def _positional(parameter: inspect.Parameter, supplied: list[Any], left: dict[st
 
 
 def known(value: Any, name: str) -> np.ndarray:
-    """The data of a constant (or of an attribute). Raises ModelError for what only run time knows."""
+    """The data of a constant or an attribute. Raises ModelError for what only run time knows."""
     if not isinstance(value, Value):
         return np.asarray(value)
     if not value.is_constant:
         raise ModelError(
-            f"its input {name} is computed at run time; only values known at compile time are supported"
+            f"its input {name} is computed at run time; only values known at compile time are "
+            "supported"
         )
     return value.array
 

@@ -1,7 +1,7 @@
 """A primitive graph becomes an ONNX model that any runtime executes.
 
-Constants are initialisers, names of inputs and outputs stay, every node is named after the model's node
-that it came from. How a primitive reads in ONNX: `export/`.
+Constants are initialisers, names of inputs and outputs stay, every node is named after the model's
+node that it came from. How a primitive reads in ONNX: `export/`.
 """
 
 from __future__ import annotations

@@ -65,8 +65,9 @@ def _check_types(schema: OpSchema, inputs: Sequence[Value | None]) -> None:
         if formal.option == _VARIADIC and not formal.is_homogeneous:
             continue
         if bound.setdefault(formal.type_str, kind) != kind and "(" not in formal.type_str:
+            other = bound[formal.type_str]
             raise ModelError(f"its input {formal.name} has the element type {value.type.dtype}, "
-                             f"which differs from {bound[formal.type_str]} of another input")  # fmt: skip
+                             f"which differs from {other} of another input")  # fmt: skip
 
 
 def _range(low: int, high: int) -> str:

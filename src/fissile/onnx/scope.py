@@ -170,8 +170,8 @@ class Fault(ModelError):
     """A model error that already names its node."""
 
 
-_REASONS = (ModelError, ValueError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError,
-            MemoryError, AssertionError, NotImplementedError)  # fmt: skip
+_REASONS = (ModelError, ValueError, IndexError, KeyError, TypeError, OverflowError,
+            ZeroDivisionError, MemoryError, AssertionError, NotImplementedError)  # fmt: skip
 
 
 def _sentence(node: NodeProto, inputs: Sequence[Value | None], error: Exception) -> str:

@@ -3,8 +3,8 @@
     @export("transpose")
     def _transpose(w, node): ...
 
-A primitive whose row names an ONNX operator, and that has no attributes, needs no entry. A padding that
-feeds convolutions or pools only is folded into them.
+A primitive whose row names an ONNX operator, and that has no attributes, needs no entry. A padding
+that feeds convolutions or pools only is folded into them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Writer:
         self.folded = {n for n in graph.primitives if n.prim == "pad" and self._folds(n)}
         self._taken = {*graph.input_names, *graph.output_names}
         self._titles: set[str] = set()
+        self._counts: dict[str, int] = {}
 
     def _folds(self, node: Node) -> bool:
         """Whether all readers of this padding take it as their own."""
@@ -51,10 +52,10 @@ class Writer:
 
     def fresh(self, hint: str, taken: set[str] | None = None) -> str:
         taken = self._taken if taken is None else taken
-        name, count = hint, 1
+        name = hint
         while name in taken:
-            count += 1
-            name = f"{hint}_{count}"
+            self._counts[hint] = self._counts.get(hint, 1) + 1
+            name = f"{hint}_{self._counts[hint]}"
         taken.add(name)
         return name
 

@@ -183,11 +183,6 @@ class _Planner:
         return copies
 
 
-def ctype_bytes(ctype: str) -> int:
-    """Bytes of one element of a C type of the table of element types."""
-    return C_SIZES[ctype.removeprefix("const ").strip()]
-
-
 def _slot(p: _Place) -> Slot:
     base = p.root if isinstance(p.root, Slot) else p.root.slot
     assert base is not None

@@ -1,8 +1,8 @@
 """Can the chosen columns start?  Simulation, and the rows `founded` when they cannot.
 
-The rows of the program accept two kernels that wait for each other.  Let A be what the chosen columns
-make available from the free tokens, and let U be what the stuck ones give outside A.  Whatever runs a
-stuck column k must first derive a token of U from outside of U, so
+The rows of the program accept two kernels that wait for each other.  Let A be what the chosen
+columns make available from the free tokens, and let U be what the stuck ones give outside A.
+Whatever runs a stuck column k must first derive a token of U from outside of U, so
 
     x_k <= sum_{j gives a token of U, needs none of U} x_j        for every stuck k
 
@@ -59,16 +59,14 @@ def founded_rows(problem: Problem, chosen: Sequence[int], serial: int = 0) -> It
 def prune(problem: Problem, chosen: Sequence[int]) -> list[int]:
     """Drop columns, dearest first, until none of the rest is removable.
 
-    Only columns whose every token is given twice or wanted by nobody are tried.  That suffices: if k
-    is removable and alone gives a token that j needs, then j runs after k and is removable itself.
+    Only columns whose every token is given twice or wanted by nobody are tried.  That suffices: if
+    k is removable and alone gives a token that j needs, j runs after k and is removable itself.
     """
     columns, kept = problem.columns, executable_order(problem, chosen)
     while True:
         given = Counter(t for k in kept for t in columns[k].gives)
         wanted = {t for k in kept for t in columns[k].needs}.union(problem.outputs) - problem.free
-        spare = [
-            k for k in kept if all(given[t] > 1 or t not in wanted for t in columns[k].gives)
-        ]
+        spare = [k for k in kept if all(given[t] > 1 or t not in wanted for t in columns[k].gives)]
         for k in sorted(spare, key=lambda k: (-columns[k].cost, -k)):
             without = executable_order(problem, [j for j in kept if j != k])
             if available(problem, without).issuperset(problem.outputs):

@@ -55,7 +55,10 @@ class Model:
 
     def add(self, rows: Iterable[Row]) -> int:
         """Add rows; the number of them."""
-        starts, indices, values, lower = [], [], [], []
+        starts: list[int] = []
+        indices: list[int] = []
+        values: list[float] = []
+        lower: list[float] = []
         for row in rows:
             starts.append(len(indices))
             terms = Counter(row.plus)
@@ -78,7 +81,7 @@ class Model:
         return len(lower)
 
     def solve_relaxation(self, seconds: float) -> tuple[np.ndarray, np.ndarray, float] | None:
-        """Values, reduced costs and objective of the linear program; None unless solved to the end."""
+        """Values, reduced costs and objective; None unless solved to the end."""
         # run time of HiGHS adds up over calls, and so does its limit
         self.solver.setOptionValue("time_limit", self.solver.getRunTime() + max(seconds, 0.0))
         self.solver.run()

@@ -1,8 +1,8 @@
 """A first solution, so that there is always an answer: dynamic programming over tokens.
 
-For each token keep the cheapest set of columns found so far that derives it, counting a column once:
+For each token keep the cheapest set of columns found so far that derives it:
 
-    plan(t) = least cost over columns k that give t of  {k} united with plan(n) for every n that k needs
+    plan(t) = the cheapest over columns k that give t of  {k} united with plan(n) for all n k needs
 
 Sets of several needs overlap, so the sum over a set is exact but its choice is greedy: an upper
 bound.  Weights other than the costs steer the choice, for example towards a fractional solution.
@@ -36,7 +36,7 @@ def cheap_solution(problem: Problem, weights: Sequence[float] | None = None) -> 
         if plan is None:
             return None
         chosen |= plan
-    # plans of tokens that improved later may be stale, never unfounded: each was derivable when kept
+    # a plan may be stale when what it rests on improved later; it still runs
     result = list(bits(chosen))
     return prune(problem, result) if is_solution(problem, result) else None
 

@@ -4,7 +4,7 @@ Columns carry marks (bit e of `marks[k]`: column k performs event e).  An event 
 token when the token cannot be derived from the free tokens without a column that performs it.  The
 greatest fixed point of
 
-    L(t) = intersection over columns k that give t of  marks[k] + union over tokens n that k needs of L(n)
+    L(t) = intersection over columns k that give t of  (marks[k] + union over needs n of k of L(n))
 
 with L(free) = {} is exactly that relation (Keyder, Richter, Helmert 2010, for delete-free planning,
 which this program is).  A token that cannot be derived has every landmark: the mask -1.
@@ -89,7 +89,7 @@ def find_landmarks(
                 if narrowed != of_token[token]:
                     of_token[token] = narrowed
                     changed = True
-    of_needs = []
+    of_needs: list[int] = []
     for column in columns:
         mask = 0
         for token in column.needs:

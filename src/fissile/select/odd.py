@@ -27,7 +27,8 @@ def violated_triples(rows: Iterable[Row], values: Sequence[float], serial: int) 
         for k in shares:
             meets.setdefault(k, []).append(i)
     near = [
-        sorted({j for k in shares for j in meets[k] if j > i}) for i, (_, shares) in enumerate(tight)
+        sorted({j for k in shares for j in meets[k] if j > i})
+        for i, (_, shares) in enumerate(tight)
     ]
     for i, (first, x) in enumerate(tight):
         for j, m in combinations(near[i], 2):
@@ -53,7 +54,10 @@ def _tight_rows(rows: Iterable[Row], values: Sequence[float]) -> list[tuple[Row,
 def _weight(x: Shares, y: Shares, z: Shares) -> float:
     """The left side: all three, less what stands in two or three of them once."""
     all_three = sum(x.values()) + sum(y.values()) + sum(z.values())
-    twice = {k: x.get(k) or y[k] for k in (x.keys() & y.keys()) | (x.keys() & z.keys()) | (y.keys() & z.keys())}
+    twice = {
+        k: x.get(k) or y[k]
+        for k in (x.keys() & y.keys()) | (x.keys() & z.keys()) | (y.keys() & z.keys())
+    }
     return all_three - sum(twice.values())
 
 

@@ -1,17 +1,17 @@
 """The selection of kernels as a binary program over plain integers (design, section 9).
 
-A token is a value in a layout; a column is a kernel that needs tokens, gives tokens and costs time.
-A set of columns is a solution when its columns can be run one after another from the free tokens and
-the outputs are given.  This file holds the data and the rows; every row is written
+A token is a value in a layout; a column is a kernel that needs tokens, gives tokens and costs
+time.  A set of columns is a solution when its columns can be run one after another from the free
+tokens and the outputs are given.  This file holds the data and the rows; every row is written
 
     sum_{j in plus} x_j >= x_minus        or, without `minus`,        sum_{j in plus} x_j >= least
 
 with least = 1 but for some cuts.
 
-Invariant: the rows that `rows` yields keep at least one optimal solution.  `outputs` and `needs` are
-Korch's; `cover`, `edges` and `layouts` are landmarks: sets of columns of which every solution runs
-one.  Such a row is yielded only when the columns themselves prove it (`landmarks`), so a wrong entry
-of `live` or `edges` costs strength and never the optimum.
+Invariant: the rows that `rows` yields keep at least one optimal solution.  `outputs` and `needs`
+are Korch's; `cover`, `edges` and `layouts` are landmarks: sets of columns of which every solution
+runs one.  Such a row is yielded only when the columns themselves prove it (`landmarks`), so a wrong
+entry of `live` or `edges` costs strength and never the optimum.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def check(problem: Problem) -> None:
     tokens = range(len(problem.value_of))
     for k, column in enumerate(problem.columns):
         if not 0 <= column.cost < float("inf"):
-            raise MalformedProblem(f"column {k} costs {column.cost}: a cost is finite and not negative")
+            raise MalformedProblem(f"column {k} costs {column.cost}, not a finite number >= 0")
         for token in column.needs | column.gives:
             if token not in tokens:
                 raise MalformedProblem(f"column {k} names token {token}, but {len(tokens)} exist")
         if column.is_adapter and not (len(column.needs) == 1 == len(column.gives)):
-            raise MalformedProblem(f"column {k} has no region and is no adapter from token to token")
+            raise MalformedProblem(f"column {k} has no region, so needs and gives one token")
     for token in (*problem.outputs, *problem.free):
         if token not in tokens:
             raise MalformedProblem(f"token {token} is an output or free, but {len(tokens)} exist")
@@ -115,8 +115,8 @@ def rows(problem: Problem, families: frozenset[str] = ALL_ROWS) -> Iterator[Row]
 def landmark_rows(problem: Problem, families: frozenset[str]) -> Iterator[Row]:
     """Rows `sum >= 1`: outputs, cover, edges, layouts.
 
-    `first` narrows such a row.  Let D be a landmark and let a in D be a column whose needs cannot be
-    derived without D.  Whichever column of D runs first is not a, so D without a is still a landmark.
+    `first` narrows such a row.  Let D be a landmark and let a in D be a column whose needs cannot
+    be derived without D.  Whichever column of D runs first is not a, so D without a is a landmark.
     """
     candidates = list(_landmark_candidates(problem, families))
     marks = [0] * len(problem.columns)
@@ -175,8 +175,8 @@ def _layout_candidates(
 
         sum_{j gives t} x_j + sum_{k contains q, k does not need t} x_k >= 1.
 
-    Some chosen k contains q, as q is live; if it needs t, some chosen j gives t.  Where q is executed
-    once, this is the sum over all k of the rows `needs` of t, which the relaxation lacks.
+    Some chosen k contains q, as q is live; if it needs t, some chosen j gives t.  Where q is
+    executed once, this is the sum over all k of the rows `needs` of t, which the relaxation lacks.
     """
     for t in tokens:
         if any(t in columns[k].needs for k in holders):
@@ -187,9 +187,9 @@ def _layout_candidates(
 class NeedsRows:
     """`needs` and `adapters`: sum_{j gives t} x_j >= x_k for every k and every token t it needs.
 
-    `first` leaves out each j before which all that k gives must be there already: if the first chosen
-    giver of t were such a j, then k could be removed.  So an optimal solution without removable
-    columns satisfies the row.
+    `first` leaves out each j before which all that k gives must be there already: if the first
+    chosen giver of t were such a j, then k could be removed.  So an optimal solution without
+    removable columns satisfies the row.
     """
 
     def __init__(self, problem: Problem, families: frozenset[str]) -> None:
@@ -225,7 +225,7 @@ Ends = tuple[frozenset[int], frozenset[int]]
 
 
 def _adapters_between(problem: Problem) -> dict[Ends, float]:
-    """(what is read, what is given) -> the least cost of one adapter; presolve hides free tokens."""
+    """(what is read, what is given) -> the least cost of an adapter; presolve hides free tokens."""
     cheapest: dict[Ends, float] = {}
     for column in problem.columns:
         if column.is_adapter:
@@ -238,9 +238,9 @@ def _is_detour(problem: Problem, direct: dict[Ends, float], j: int, k: int) -> b
     """May adapter k: b -> c ignore adapter j: a -> b?
 
     Yes if a = c, as k is then removable, or if some a -> c costs no more than k.  Take an optimal
-    solution without removable columns whose adapters stand in the shortest chains: were every chosen
-    giver of b such a j, putting a -> c for k would shorten a chain at no cost.  With two layouts this
-    is every j, the row of section 9.
+    solution without removable columns whose adapters stand in the shortest chains: were every
+    chosen giver of b such a j, putting a -> c for k would shorten a chain at no cost.  With two
+    layouts this is every j, the row of section 9.
     """
     first, second = problem.columns[j], problem.columns[k]
     if not first.is_adapter:

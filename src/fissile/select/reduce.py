@@ -5,9 +5,8 @@ Each step keeps an optimal solution of what it is given, so steps compose in any
 - a column that cannot run, or gives nothing that a useful column needs, is dropped;
 - a token that must be there before column k can run is dropped from what k gives;
 - k is dropped when another column b costs no more, gives at least as much, and needs only tokens
-  that k needs or that must be there before k can run.  In a solution b can take the place of k.  Ties
-  are broken by index, so replacing ends;
-- k is dropped when a chain of two columns (b, then c) does the same.
+  that k needs or that must be there before k can run.  In a solution b can take the place of k.
+  Ties are broken by index, so replacing ends.
 
 Dropping columns keeps the rows `cover` and `edges` true: a solution of the smaller problem is a
 solution of the larger one, and the rows hold for every solution.  What is dropped by index alone is
@@ -58,7 +57,7 @@ def drop_useless(reduced: Reduced) -> Reduced:
         late = [t for t in columns[k].gives if not known.of_needs[k] >> t & 1]
         columns[k] = replace(columns[k], gives=frozenset(late) - problem.free)
     wanted = _wanted_tokens(columns, order, problem.outputs)
-    keep = []
+    keep: list[int] = []
     for k in sorted(order):
         columns[k] = replace(
             columns[k], gives=columns[k].gives & wanted, needs=columns[k].needs - problem.free
@@ -68,7 +67,9 @@ def drop_useless(reduced: Reduced) -> Reduced:
     return restrict(reduced, keep, columns)
 
 
-def _wanted_tokens(columns: Sequence[Column], order: Sequence[int], outputs: Sequence[int]) -> set[int]:
+def _wanted_tokens(
+    columns: Sequence[Column], order: Sequence[int], outputs: Sequence[int]
+) -> set[int]:
     wanted, asked = set(outputs), list(outputs)
     givers: dict[int, list[int]] = {}
     for k in order:

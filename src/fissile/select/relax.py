@@ -30,7 +30,7 @@ STALL = 3  # rounds without a rise of the bound worth having
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """`bound` is proven; `reduced` and `values` belong to it; `cuts` are the tight landmark rows."""
+    """`bound` is proven; `values` and `reduced` are of the last round; `cuts` are tight there."""
 
     bound: float
     values: tuple[float, ...]
@@ -70,7 +70,12 @@ def relax(
         best = better(problem, best, values)
         stall = 0 if objective > result.bound * (1 + 2e-5) else stall + 1
         result = Relaxation(
-            max(objective, result.bound), tuple(values), tuple(d / scale for d in reduced), (), best, serial + 1
+            max(objective, result.bound),
+            tuple(values),
+            tuple(d / scale for d in reduced),
+            (),
+            best,
+            serial + 1,
         )
         if result.bound >= min(goal, cost_of(problem, best) * (1 - 1e-9)) or stall >= STALL:
             break
@@ -84,7 +89,7 @@ def relax(
 def separate(
     growth: Growth, needs: NeedsRows, pool: Sequence[Row], values: list[float], serial: int
 ) -> list[Row]:
-    """Violated rows of the program and of growth; the dearer kinds only when nothing else is left."""
+    """Violated rows of the program and of growth; dearer kinds only when nothing else is left."""
     support = Support(growth, values)
     fresh = violated((row for k in support.columns for row in needs.of(k)), values)
     fresh += violated_landmarks(growth, support, serial)
@@ -96,7 +101,9 @@ def better(problem: Problem, best: tuple[int, ...], values: Sequence[float]) -> 
     """The cheaper of `best` and a solution among its columns and those of the fractional point."""
     among = sorted({k for k, x in enumerate(values) if x > 1e-6}.union(best))
     weights = [problem.columns[k].cost * (1.001 - min(values[k], 1.0)) for k in among]
-    found = cheap_solution(replace(problem, columns=tuple(problem.columns[k] for k in among)), weights)
+    found = cheap_solution(
+        replace(problem, columns=tuple(problem.columns[k] for k in among)), weights
+    )
     found = best if found is None else tuple(among[i] for i in found)
     return found if cost_of(problem, found) < cost_of(problem, best) else best
 

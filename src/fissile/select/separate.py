@@ -36,7 +36,7 @@ class Seed:
 class Growth:
     """Sets of tokens over one problem: S = tokens that require an event, and tokens added to them.
 
-    S itself is never listed: a column needs a token of it when the event is a landmark of its needs.
+    S is never listed: a column needs a token of it when the event is a landmark of its needs.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -115,7 +115,9 @@ class Support:
         growth = self.growth
         return [k for k in self.givers.get(token, ()) if growth.is_outside(k, seed, added)]
 
-    def _best_addition(self, seed: Seed, added: AbstractSet[int], entering: AbstractSet[int]) -> tuple[float, int]:
+    def _best_addition(
+        self, seed: Seed, added: AbstractSet[int], entering: AbstractSet[int]
+    ) -> tuple[float, int]:
         columns, values = self.growth.columns, self.values
         leaves: dict[int, float] = {}
         for k in sorted(entering):
@@ -136,7 +138,7 @@ class Support:
 
 def violated_landmarks(growth: Growth, support: Support, serial: int) -> Iterator[Row]:
     """Grown from every landmark."""
-    seen = set()
+    seen: set[tuple[int, ...]] = set()
     for i, seed in enumerate(growth.seeds):
         added = support.grow(seed, set(), 1.0)
         if added is not None:
@@ -158,7 +160,7 @@ def violated_founded(growth: Growth, support: Support, serial: int) -> Iterator[
 
 def violated(rows: Iterable[Row], values: Sequence[float]) -> list[Row]:
     """Those of `rows` that the point breaks."""
-    broken = []
+    broken: list[Row] = []
     for row in rows:
         wanted = row.least if row.minus is None else values[row.minus]
         if wanted > TOLERANCE and sum(values[k] for k in row.plus) < wanted - 10 * TOLERANCE:

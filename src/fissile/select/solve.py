@@ -4,8 +4,8 @@ Invariant: `chosen` runs in its order and gives the outputs, `bound` is proven, 
 
     gap = (objective - bound) / objective.
 
-Columns are dropped only when no solution that uses them costs less than goal = (1 - gap asked) times
-the incumbent, so min(goal, bound of the rest) bounds the whole.
+Columns are dropped only when no solution that uses them costs less than goal = (1 - gap asked)
+times the incumbent, so min(goal, bound of the rest) bounds the whole.
 """
 
 from __future__ import annotations
@@ -103,15 +103,17 @@ def select(
 ) -> Selected:
     """The cheapest solution, or the best within `time_limit` seconds, with a proven bound.
 
-    `start` is a solution known before; `families` and `presolve` serve the ablation: without presolve
-    the rows go to HiGHS as they are.
+    `start` is a solution known before; `families` and `presolve` serve the ablation: without
+    presolve the rows go to HiGHS as they are.
     """
     begin = time.monotonic()
     check(problem)
     first = _first_solution(problem, start)
     if first is None:
         infinite = float("inf")
-        return Selected((), infinite, infinite, 0.0, time.monotonic() - begin, "infeasible", 0, 0, 0)
+        return Selected(
+            (), infinite, infinite, 0.0, time.monotonic() - begin, "infeasible", 0, 0, 0
+        )
     search = _Search(problem, gap, families, begin + time_limit, first)
     if presolve:
         bound = _explore(search, reduce(problem), (), float("inf"))
@@ -135,9 +137,9 @@ def _explore(
 ) -> float:
     """Find the best solution of `rest` that costs less than `cap`; return a proven bound.
 
-    Every solution of `rest` costs at least what is returned, or is no better than the incumbent.  The
-    relaxation fixes columns against a ceiling just above its bound, as if a solution that cheap were
-    known; if none is, the ceiling itself is proven and the next one is tried.
+    Every solution of `rest` costs at least what is returned, or is no better than the incumbent.
+    The relaxation fixes columns against a ceiling just above its bound, as if a solution that cheap
+    were known; if none is, the ceiling itself is proven and the next one is tried.
     """
     problem = rest.problem
     start = cheap_solution(problem)
@@ -172,7 +174,7 @@ def _keep(rest: Reduced, keep: Sequence[int], cuts: Sequence[Row]) -> tuple[Redu
     again = reduce(rest.problem)
     rest = Reduced(again.problem, tuple(rest.origin[k] for k in again.origin))
     place = {k: i for i, k in enumerate(rest.origin)}
-    carried = []
+    carried: list[Row] = []
     for row in cuts:
         minus = None if row.minus is None else place.get(old[row.minus])
         if row.minus is None or minus is not None:
@@ -214,7 +216,8 @@ def _report(search: _Search, seconds: float) -> Selected:
     objective = cost_of(search.problem, chosen)
     bound = min(search.bound, objective)
     gap = (objective - bound) / objective if objective else 0.0
-    status = "optimal" if gap <= PROVEN else "within_gap" if gap <= search.gap + 1e-9 else "time_limit"
+    reached = "within_gap" if gap <= search.gap + 1e-9 else "time_limit"
+    status = "optimal" if gap <= PROVEN else reached
     return Selected(
         tuple(chosen), objective, bound, gap, seconds, status,
         search.columns, search.rows, search.rounds, search.reduced,

@@ -22,6 +22,18 @@ class Var:
     lo: int
     hi: int
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.lo, self.hi))
+
+    @cached_property
+    def order(self) -> str:
+        """Sorts atoms."""
+        return repr(self)
+
     @property
     def extent(self) -> int:
         return self.hi - self.lo + 1
@@ -35,11 +47,23 @@ class Fn:
     args: tuple[Index, ...]
     params: tuple[int | str, ...]
 
-    @property
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.args, self.params))
+
+    @cached_property
+    def order(self) -> str:
+        """Sorts atoms."""
+        return repr(self)
+
+    @cached_property
     def lo(self) -> int:
         return self._range()[0]
 
-    @property
+    @cached_property
     def hi(self) -> int:
         return self._range()[1]
 
@@ -61,6 +85,13 @@ class Index:
     terms: tuple[tuple[Var | Fn, int], ...]  # sorted, no zero coefficient
     constant: int
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.terms, self.constant))
+
     @cached_property
     def lo(self) -> int:
         return self.constant + sum(c * (a.lo if c > 0 else a.hi) for a, c in self.terms)
@@ -70,11 +101,17 @@ class Index:
         return self.constant + sum(c * (a.hi if c > 0 else a.lo) for a, c in self.terms)
 
     def __add__(self, other: Index | int) -> Index:
-        other = const(other) if isinstance(other, int) else other
+        if isinstance(other, int):
+            return Index(self.terms, self.constant + other) if other else self
+        if not other.terms or not self.terms:  # nothing to bring together
+            return Index(self.terms or other.terms, self.constant + other.constant)
         return _sum([*self.terms, *other.terms], self.constant + other.constant)
 
     def __mul__(self, factor: int) -> Index:
-        return _sum([(a, c * factor) for a, c in self.terms], self.constant * factor)
+        if factor == 1:
+            return self
+        terms = tuple((a, c * factor) for a, c in self.terms) if factor else ()
+        return Index(terms, self.constant * factor)
 
     def __sub__(self, other: Index | int) -> Index:
         return self + (other * -1)
@@ -109,20 +146,16 @@ def _sum(terms: Iterable[tuple[Var | Fn, int]], constant: int) -> Index:
     total: dict[Var | Fn, int] = {}
     for atom, c in terms:
         total[atom] = total.get(atom, 0) + c
-    for atom in list(total):  # k (x / k) + x % k = x
-        if isinstance(atom, Fn) and atom.name == "mod":
-            c, quotient = total[atom], Fn("div", atom.args, atom.params)
-            if c and total.get(quotient) == c * int(atom.params[0]):
-                rest = [(a, k) for a, k in total.items() if a not in (atom, quotient)]
-                inner = atom.args[0]
-                return _sum([*rest, *((a, k * c) for a, k in inner.terms)], constant + c * inner.constant)
-    constant += _recombine(total)
+    if any(isinstance(a, Fn) for a in total):
+        constant += _recombine(total)
     kept = [(a, c) for a, c in total.items() if c]
     for atom, c in kept:
         if atom.lo == atom.hi:
             constant += c * atom.lo
     kept = [(a, c) for a, c in kept if a.lo != a.hi]
-    return Index(tuple(sorted(kept, key=lambda t: (-abs(t[1]), repr(t[0])))), constant)
+    if len(kept) > 1:
+        kept.sort(key=lambda t: (-abs(t[1]), t[0].order))
+    return Index(tuple(kept), constant)
 
 
 def _recombine(total: dict[Var | Fn, int]) -> int:

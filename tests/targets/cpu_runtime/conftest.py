@@ -13,10 +13,19 @@ import numpy as np
 import pytest
 
 RUNTIME = Path(__file__).resolve().parents[3] / "src/fissile/targets/cpu/runtime"
-FLAGS = (
-    "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math "
-    "-Wall -Wextra -Werror -Wno-psabi -fPIC -shared"
-).split()
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-psabi",
+    "-fPIC",
+    "-shared",
+]
 MACHINES = {"native": ["-march=native"], "plain": []}
 if "avx512f" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""):
     MACHINES["avx2"] = ["-march=native", "-mno-avx512f", "-mavx2", "-mfma"]

@@ -1,7 +1,9 @@
 """Elementary functions: accuracy against numpy float64, special values, vector lanes equal to scalars."""
 
+# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
+import ctypes
 import math
 
 import numpy as np
@@ -240,6 +242,4 @@ def test_other_types(compile_cpp, machine):
       if (round(2.5) != 2.0 || floor(-0.5) != -1.0 || pow(2.0, 0.5) != __builtin_sqrt(2.0)) return 5;
       return 0;
     }"""
-    import ctypes
-
     assert compile_cpp(body, machine, "vmath.h")("check", result=ctypes.c_int64) == 0

@@ -1,5 +1,6 @@
 """Loads, stores and horizontal reductions: no byte outside, and the documented order."""
 
+# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import ctypes

@@ -1,5 +1,6 @@
 """Transposes against numpy, for every element size, and nothing written outside."""
 
+# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,6 @@
 """Convolution, depthwise convolution and pooling tiles against plain loops in float64."""
 
+# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import numpy as np

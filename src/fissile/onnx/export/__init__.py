@@ -1,4 +1,4 @@
-"""ONNX forms of the primitives, one file per family. Importing this package fills `writer.EXPORTS`."""
+"""ONNX forms of the primitives, one file per family. Importing them fills `writer.EXPORTS`."""
 
 import importlib
 import pkgutil

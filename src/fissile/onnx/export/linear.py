@@ -29,8 +29,9 @@ def _conv(w: Writer, node: Node) -> None:
     a, weights = node.attrs, node.inputs[1]
     if not node.value.type.dtype.is_float:
         return _integer_conv(w, node)
-    w.add("Conv", [x, w.name(weights)], w.name(node.value), strides=a["strides"], dilations=a["dilations"],
-          group=a["groups"], kernel_shape=weights.shape[2:], **pads)  # fmt: skip
+    w.add("Conv", [x, w.name(weights)], w.name(node.value), strides=a["strides"],
+          dilations=a["dilations"], group=a["groups"], kernel_shape=weights.shape[2:],
+          **pads)  # fmt: skip
     return None
 
 
@@ -89,7 +90,7 @@ def _contract(w: Writer, node: Node) -> None:
 
 
 def _stacked(left: str, right: str, out: str) -> bool:
-    """Whether the contraction is numpy's matmul as it is: [m, k] or [batch..., m, k] times [..., k, n]."""
+    """Whether the contraction is numpy's matmul as it is: [batch..., m, k] times [..., k, n]."""
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-2] or left[-1] in out:
         return False
     m, n, one, two = left[-2], right[-1], left[:-2], right[:-2]

@@ -29,8 +29,8 @@ def branch(condition, *, then_branch, else_branch):
 
 def _either(flag: Value, yes: Value, no: Value) -> Value:
     if yes.type != no.type:
-        raise ModelError(f"one way gives {yes.type}, the other {no.type}; a condition that only run time "
-                         "knows needs equal types")  # fmt: skip
+        raise ModelError(f"one way gives {yes.type}, the other {no.type}; a condition that only "
+                         "run time knows needs equal types")  # fmt: skip
     return yes if yes is no else where(flag, yes, no)
 
 

@@ -33,8 +33,8 @@ from fissile.onnx.rule import Known, fission
 _UNARY = {
     "Neg": "neg", "Abs": "abs", "Sign": "sign", "Floor": "floor", "Ceil": "ceil", "Round": "round",
     "Sqrt": "sqrt", "Reciprocal": "reciprocal", "Exp": "exp", "Log": "log", "Tanh": "tanh",
-    "Erf": "erf", "Sigmoid": "sigmoid", "Softplus": "softplus", "Not": "not", "BitwiseNot": "bit_not",
-    "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan",
+    "Erf": "erf", "Sigmoid": "sigmoid", "Softplus": "softplus", "Not": "not",
+    "BitwiseNot": "bit_not", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan",
     "Sinh": "sinh", "Cosh": "cosh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh",
 }  # fmt: skip
 _BINARY = {

@@ -1,7 +1,7 @@
 """Operators that pick or place elements by index.
 
-Gathers by constant evenly spaced indices are slices. The others reduce to one primitive: elements are
-addressed by their position in a flattened map, computed with ordinary arithmetic.
+Gathers by constant evenly spaced indices are slices. The others reduce to one primitive: elements
+are addressed by their position in a flattened map, computed with ordinary arithmetic.
 """
 
 from __future__ import annotations

@@ -118,10 +118,7 @@ def _group_normal(x: Value, groups: int, epsilon: float, stash_type: int) -> Val
 @fission("LpNormalization")
 def lp_norm(x, *, axis=-1, p=2):
     axes = normal_axes(x, axis)
-    if p == 1:
-        norm = reduce_sum(abs_(x), axes)
-    else:
-        norm = sqrt(reduce_sum(x * x, axes))
+    norm = reduce_sum(abs_(x), axes) if p == 1 else sqrt(reduce_sum(x * x, axes))
     # a row of zeros stays zero
     tiny = {2: 2.0**-24, 4: 2.0**-149}.get(x.type.dtype.size_bytes, 5e-324)
     return x / maximum(norm, tiny)

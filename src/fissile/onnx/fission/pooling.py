@@ -1,7 +1,7 @@
 """Pooling: windows over a map that its own primitive has padded.
 
-MaxPool pads with the lowest value. AveragePool sums and multiplies by one over the number of elements
-that count in each window, which is a constant.
+MaxPool pads with the lowest value. AveragePool sums and multiplies by one over the number of
+elements that count in each window, which is a constant.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _winner(
 
 @fission("AveragePool")
 def average_pool(
-    x, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, pads=None,
-    strides=None,
+    x, *, kernel_shape, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None,
+    pads=None, strides=None,
 ):  # fmt: skip
     kernel, strides, dilations = spatial(x, kernel_shape, strides, dilations)
     shape = x.shape[2:]

@@ -105,8 +105,8 @@ def _integer_conv(x, w, x_zero, w_zero, auto_pad, dilations, group, pads, stride
 
 @fission("ConvInteger")
 def conv_integer(
-    x, w, x_zero=None, w_zero=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None,
-    pads=None, strides=None,
+    x, w, x_zero=None, w_zero=None, *, auto_pad="NOTSET", dilations=None, group=1,
+    kernel_shape=None, pads=None, strides=None,
 ):  # fmt: skip
     return _integer_conv(x, w, x_zero, w_zero, auto_pad, dilations, group, pads, strides)
 

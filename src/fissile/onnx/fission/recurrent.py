@@ -39,7 +39,7 @@ Activation = Callable[[Value], Value]
 
 @dataclass(frozen=True)
 class _Cell:
-    """One direction: parameters without the direction axis; h and c are None where they start at zero."""
+    """One direction, without the direction axis; h and c are None where they start at zero."""
 
     w: Value
     r: Value
@@ -93,8 +93,8 @@ def lstm(
 @fission("GRU")
 def gru(
     x, w, r, b=None, sequence_lens=None, initial_h=None, *, activation_alpha=None,
-    activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None, layout=0,
-    linear_before_reset=0,
+    activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None,
+    layout=0, linear_before_reset=0,
 ):  # fmt: skip
     names = _activations(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), w)
     steps = _gru_linear_first if linear_before_reset else _gru_steps
@@ -105,17 +105,19 @@ def gru(
 @fission("RNN")
 def rnn(
     x, w, r, b=None, sequence_lens=None, initial_h=None, *, activation_alpha=None,
-    activation_beta=None, activations=("Tanh", "Tanh"), clip=None, direction="forward", hidden_size=None,
-    layout=0,
+    activation_beta=None, activations=("Tanh", "Tanh"), clip=None, direction="forward",
+    hidden_size=None, layout=0,
 ):  # fmt: skip
     activations = activations[: w.shape[0]]
     names = _activations(activations, activation_alpha, activation_beta, ("Tanh",), w)
-    return _run(_rnn_steps, x, w, r, b, sequence_lens, initial_h, None, None, names, clip, direction,
-                layout)[:2]  # fmt: skip
+    return _run(_rnn_steps, x, w, r, b, sequence_lens, initial_h, None, None, names, clip,
+                direction, layout)[:2]  # fmt: skip
 
 
 def _run(steps, x, w, r, b, lengths, h, c, p, names, clip_at, direction, layout):
-    """(y: [time, directions, batch, hidden], y_h, y_c: [directions, batch, hidden]), batch first in layout 1."""
+    """(y: [time, directions, batch, hidden], y_h, y_c: [directions, batch, hidden]).
+
+    Layout 1 has the batch first."""
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ModelError(f"direction cannot be {direction!r}")
     if layout:

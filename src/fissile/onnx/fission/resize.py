@@ -1,6 +1,6 @@
-"""Resize: nearest is a gather per axis, linear and cubic are a contraction with a constant matrix per axis.
+"""Resize, axis by axis: nearest is a gather, linear and cubic contract with a constant matrix.
 
-`_Axis` holds what one axis needs; a coordinate transform maps output positions to input coordinates.
+`_Axis` holds what one axis needs; a transform maps output positions to input coordinates.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def resize_asymmetric(x, scales: Known, *, mode="nearest"):
 
 @fission("Resize", since=11)
 def resize(
-    x, roi: Known | None = None, scales: Known | None = None, sizes: Ints | None = None, *, antialias=0,
-    axes=None, coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
+    x, roi: Known | None = None, scales: Known | None = None, sizes: Ints | None = None, *,
+    antialias=0, axes=None, coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
     extrapolation_value=0.0, keep_aspect_ratio_policy="stretch", mode="nearest",
     nearest_mode="round_prefer_floor",
 ):  # fmt: skip

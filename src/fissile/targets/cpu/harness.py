@@ -150,16 +150,12 @@ def _order(kernel: Kernel) -> str:
     return f"{kernel.name} {kernel.tiles} {kernel.scratch_bytes} {len(kernel.params)} {params}\n"
 
 
-def _dtype(param: Param):
-    return _BY_C[param.element]
-
-
 def _fill(param: Param) -> str:
-    return _FILLS.get(_dtype(param).name, "z")
+    return _FILLS.get(_BY_C[param.element].name, "z")
 
 
 def _bytes(param: Param) -> int:
-    return param.elements * _dtype(param).size_bytes
+    return param.elements * _BY_C[param.element].size_bytes
 
 
 def _executed(command: Sequence[str], text: str) -> tuple[int | None, str]:

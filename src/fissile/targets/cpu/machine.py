@@ -23,6 +23,11 @@ class Machine:
     l3_bytes: int = 8 << 20
     threads: int = 1
 
+    @property
+    def broadcasts(self) -> bool:
+        """Arithmetic takes an operand from memory and repeats it in every lane (AVX-512)."""
+        return self.vl == 16
+
 
 @cache
 def this_machine() -> Machine:

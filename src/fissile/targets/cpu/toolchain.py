@@ -37,7 +37,10 @@ FULL = (
     "File size limit exceeded",
     "Disk quota exceeded",
 )
-REMEDY = "Install one (such as the system's g++ or clang++, or `pip install 'fissile[zig]'`), or set CXX."
+REMEDY = (
+    "Install one (such as the system's g++ or clang++, or `pip install 'fissile[zig]'`), "
+    "or set CXX."
+)
 
 
 class CompileError(ToolchainError):

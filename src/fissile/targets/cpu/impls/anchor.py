@@ -10,7 +10,7 @@ channel. The epilogue is an expression on the accumulator at that point, stored 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fissile.ir.graph import Node, Value
 from fissile.ir.types import F32
@@ -43,6 +43,8 @@ class Slide:
     dh: int
     dw: int
     groups: int
+    step_h: int = 1  # place (h, w) of the input is (h step_h, w step_w) of x
+    step_w: int = 1
 
     @property
     def x(self) -> Value:
@@ -57,8 +59,20 @@ class Slide:
     def taps(self) -> int:
         return self.kh * self.kw
 
+    @property
+    def dense(self) -> Slide:
+        """The same without the rows and columns that no window reads: one tap has no stride."""
+        s = self
+        if s.kh == 1:
+            s = replace(s, h=s.oh, sh=1, step_h=s.sh * s.step_h)
+        return replace(s, w=s.ow, sw=1, step_w=s.sw * s.step_w) if s.kw == 1 else s
+
+    def input_point(self, n: Index, c: Index, h: Index, w: Index) -> Point:
+        """The index into x."""
+        return self.point(n, c, h * self.step_h, w * self.step_w)
+
     def point(self, n: Index, c: Index, h: Index, w: Index) -> Point:
-        """The index into x or into the result."""
+        """The index into the result."""
         if self.x.rank == 4:
             return (n, c, h, w)
         return (n, c, h if self.lanes == CHANNELS else w)

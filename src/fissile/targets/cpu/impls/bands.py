@@ -8,6 +8,7 @@ a pad at the top is one comparison for each row, and pads at the sides split the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,16 +66,30 @@ class Input:
     plane: int
 
 
-def whole(candidate: Candidate, writer: Writer, s: Slide, rows: int, slack: int) -> Input:
-    """All channels of a band. `slack`: how many elements behind the last one vectors may read."""
-    wide = s.lanes == CHANNELS
-    band_rows = (rows - 1) * s.sh + s.reach_h
-    if (found := _in_place(candidate, s, slack)) is not None:
+def whole(
+    candidate: Candidate, writer: Writer, s: Slide, rows: int, slack: int, tile: tuple[int, int] = (1, 1)
+) -> Input:
+    """All channels of a band. `slack`: how many elements behind the last one vectors may read. A `tile` of
+    (py, px) output pixels is read at once, channel by channel: its pixels must not meet in few cache sets."""
+    found = _in_place(candidate, s, slack)
+    if found is not None and not _collides(s, tile, found.row, found.pixel):
         return found
-    row, pixel, plane = (s.w * s.c, s.c, 1) if wide else (s.w, 1, band_rows * s.w)
-    writer.local("band", band_rows * s.w * s.c + slack)
+    band_rows = (rows - 1) * s.sh + s.reach_h
+    pixel = next((c for c in range(s.c, s.c + 80, 16) if not _collides(s, tile, c * s.w, c)), s.c)
+    row, pixel, plane = (s.w * pixel, pixel, 1) if s.lanes == CHANNELS else (s.w, 1, band_rows * s.w)
+    writer.local("band", band_rows * s.w * (pixel if s.lanes == CHANNELS else s.c) + slack)
     fill = _fill(candidate, writer, s, row, pixel, plane, var(loop("c", s.c)))
     return Input([*fill, "const float* in = band;"], row, pixel, plane)
+
+
+def _collides(s: Slide, tile: tuple[int, int], row: int, pixel: int) -> bool:
+    """Do more pixels fall into one set of a first cache than it holds? 64 sets of 8 lines of 64 bytes."""
+    if s.lanes != CHANNELS:
+        return False
+    sets = Counter(
+        (y * s.sh * row + x * s.sw * pixel) // 16 % 64 for y in range(tile[0]) for x in range(tile[1])
+    )
+    return max(sets.values()) > 5
 
 
 def plane_of(candidate: Candidate, writer: Writer, s: Slide, rows: int, slack: int) -> Input:
@@ -96,6 +111,7 @@ def _in_place(candidate: Candidate, s: Slide, slack: int) -> Input | None:
     if lane is not None and s.x.shape[lane] > 1 and strides[lane] != 1:
         return None
     plane, row, pixel = (0 if a is None else strides[a] for a in (c, h, w))
+    row, pixel = row * s.step_h, pixel * s.step_w
     start = f"const float* in = {_pointer(candidate, token)} + {strides[0]} * n + {row * s.sh} * h0;"
     return Input([start], row, pixel, plane)
 
@@ -111,7 +127,7 @@ def _fill(candidate: Candidate, writer: Writer, s: Slide, row: int, pixel: int, 
 
     def make(env: Env, decided: Decided) -> Sequence[Store]:
         channel = env.get("c", c)
-        value = Builder(leaves, decided).at(s.x, s.point(var(n), channel, var(i), env["w"]))
+        value = Builder(leaves, decided).at(s.x, s.input_point(var(n), channel, var(i), env["w"]))
         return [Store("line", env["w"] * pixel + channel * plane, value)]
 
     over_c, over_w = loop("c", s.c), loop("w", s.w)

@@ -33,7 +33,7 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
         s = slide(node, lanes_of(candidate, node), k.shape[2:], k.shape[0], node.attrs["groups"])
         if 1 < s.groups == s.c == s.m:
             return per_channel(candidate, machine, s, DEPTHWISE)
-        return (_last if s.lanes == CHANNELS else _first)(candidate, machine, s)
+        return (_last if s.lanes == CHANNELS else _first)(candidate, machine, s.dense)
     except Illegal as reason:
         return reason.no
 
@@ -46,7 +46,7 @@ def _last(candidate: Candidate, machine: Machine, s: Slide) -> Kernel:
     panels, tiling, per_group = s.groups * shape.lanes.count, shape.tiling, s.m // s.groups
     size = s.c // s.groups * s.taps * shape.lanes.width
     k = _weights(writer, s, Packing("conv_panels", (s.groups, shape.lanes.width, machine.vl)), panels * size)
-    source = whole(candidate, writer, s, tiling.rows, slack=0)
+    source = whole(candidate, writer, s, tiling.rows, 0, (shape.py, shape.px))
     split = shape.lanes.count
     head = [
         "constexpr int NV = vectors.value, N = channels.value;",

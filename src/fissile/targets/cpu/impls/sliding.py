@@ -52,13 +52,14 @@ def per_channel(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) ->
 
 @dataclass(frozen=True)
 class Border:
-    """The input without its pad: `top` rows and `left` columns are missing before it, h rows exist.
+    """The input without its pad: `top` rows and `left` columns are missing before it, h x w exist.
     Output columns from `first` to `last` have whole windows."""
 
     token: Token
     top: int
     left: int
     h: int
+    w: int
     first: int
     last: int
 
@@ -155,7 +156,7 @@ def _border(candidate: Candidate, s: Slide, fold: Fold) -> Border | None:
     w, left = (x.shape[3], lo[3]) if x.rank == 4 else (1, 0)
     first = min(-(-left // s.sw), s.ow)
     last = min((w + left - (s.kw - 1) * s.dw - 1) // s.sw + 1, s.ow)
-    return Border(token, lo[2], left, x.shape[2], first, max(first, last))
+    return Border(token, lo[2], left, x.shape[2], w, first, max(first, last))
 
 
 def _unpadded(candidate: Candidate, s: Slide, border: Border) -> Input:
@@ -198,7 +199,6 @@ def _cut(walk: Walk, b: Border) -> list[str]:
 def _edge(walk: Walk, b: Border) -> list[str]:
     """One output column whose window hangs over the left or right border: kernel columns j0 to j1."""
     s, x = walk.s, walk.source
-    w = 1 + (x.row // x.pixel if x.pixel else 1) - 1
     call = walk.call(
         "1, j1 - j0", "1, NV", f"at + {x.row * s.dh} * i",
         walk.weights(f" + {walk.width} * ({s.kw} * i + j0)"), looped=True,
@@ -206,7 +206,7 @@ def _edge(walk: Walk, b: Border) -> list[str]:
     return block(
         "const auto edge = [&](int64_t w) {",
         [f"const int64_t j0 = taps_before({b.left} - {s.sw} * w, {s.dw}, {s.kw});",
-         f"const int64_t j1 = taps_before({b.left + w} - {s.sw} * w, {s.dw}, {s.kw});",
+         f"const int64_t j1 = taps_before({b.left + b.w} - {s.sw} * w, {s.dw}, {s.kw});",
          f"const float* at = x + {x.pixel} * ({s.sw} * w - {b.left} + {s.dw} * j0);",
          "vf c[1][NV];", walk.fold.start, f"for (int64_t i = 0; i < i1 - i0; ++i) {call}",
          *each_vector("N", walk.end, ["const int64_t m = m0 + v * VL;"])], "};",

@@ -8,7 +8,8 @@
 
 namespace fissile {
 
-// Rounded up to whole vectors, so that a vector that starts inside may be read whole. Null when memory is out.
+// Rounded up to whole vectors, so that a vector that starts inside may be read whole. Null when
+// memory is out.
 inline void* aligned_alloc64(size_t bytes) {
   void* p = nullptr;
   return posix_memalign(&p, 64, (bytes + 127) / 64 * 64) == 0 ? p : nullptr;

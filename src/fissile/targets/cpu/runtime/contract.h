@@ -2,8 +2,8 @@
 //
 //   c[m][v] += sum_{k < K} a[m * a_row + k * a_k] * b[k * b_step + v * VL ... + VL]
 //
-// Invariant: each element of C is one chain of fma over k = 0 .. K-1, whatever MR and NV are. So tile shape, remainders
-// and number of threads never change a bit; only splitting K does.
+// Invariant: each element of C is one chain of fma over k = 0 .. K-1, whatever MR and NV are. So
+// tile shape, remainders and number of threads never change a bit; only splitting K does.
 #ifndef FISSILE_CONTRACT_H
 #define FISSILE_CONTRACT_H
 
@@ -11,15 +11,17 @@
 
 namespace fissile {
 
-template <int N> struct Int { static constexpr int value = N; };
+template <int N> struct Int {
+  static constexpr int value = N;
+};
 
 // The tile shapes that measured best; README.md has the table.
 #if defined(FISSILE_AVX512)
-constexpr int BEST_MR = 14, BEST_NV = 2;      // 28 accumulators + 2 of B + 1 broadcast of 32 registers
+constexpr int BEST_MR = 14, BEST_NV = 2;  // 28 accumulators + 2 of B + 1 broadcast of 32 registers
 #elif defined(FISSILE_AVX)
-constexpr int BEST_MR = 6, BEST_NV = 2;       // 12 + 2 + 1 of 16
+constexpr int BEST_MR = 6, BEST_NV = 2;  // 12 + 2 + 1 of 16
 #elif defined(__aarch64__)
-constexpr int BEST_MR = 8, BEST_NV = 3;       // 24 + 3 + 2 of 32
+constexpr int BEST_MR = 8, BEST_NV = 3;  // 24 + 3 + 2 of 32
 #else
 constexpr int BEST_MR = 4, BEST_NV = 2;
 #endif
@@ -31,14 +33,16 @@ template <int MR, int NV> FISSILE_INLINE void zero(vf (&c)[MR][NV]) {
     for (int v = 0; v < NV; v++) c[m][v] = splat(0.0f);
 }
 
-template <int MR, int NV> FISSILE_INLINE void copy_tile(vf (&to)[MR][NV], const vf (&from)[MR][NV]) {
+template <int MR, int NV> FISSILE_INLINE void copy_tile(vf (&to)[MR][NV],
+                                                        const vf (&from)[MR][NV]) {
 #pragma GCC unroll 32
   for (int m = 0; m < MR; m++)
 #pragma GCC unroll 8
     for (int v = 0; v < NV; v++) to[m][v] = from[m][v];
 }
 
-// Steps of k that B is fetched ahead of its use: costs nothing when B is near and hides most of DRAM when it is not.
+// Steps of k that B is fetched ahead of its use: costs nothing when B is near and hides most of
+// DRAM when it is not.
 constexpr int64_t STEPS_AHEAD = 16;
 template <int NV> FISSILE_INLINE void fetch_ahead(const float* b, int64_t b_step) {
 #pragma GCC unroll 8
@@ -67,9 +71,10 @@ FISSILE_INLINE void contract_step(vf (&c)[MR][NV], const float* a, int64_t a_row
 }
 
 template <int MR, int NV>
-FISSILE_INLINE void contract(vf (&c)[MR][NV], int64_t K, const float* a, int64_t a_row, int64_t a_k, const float* b,
-                             int64_t b_step = NV * VL) {
-  vf t[MR][NV];      // a local copy: the caller's array may have its address taken, and then c would live in memory
+FISSILE_INLINE void contract(vf (&c)[MR][NV], int64_t K, const float* a, int64_t a_row, int64_t a_k,
+                             const float* b, int64_t b_step = NV * VL) {
+  vf t[MR][NV];  // a local copy: the caller's array may have its address taken, and then c would
+                 // live in memory
   copy_tile(t, c);
   for (int64_t k = 0; k < K; k++, a += a_k, b += b_step) {
     fetch_ahead<NV>(b, b_step);
@@ -78,9 +83,9 @@ FISSILE_INLINE void contract(vf (&c)[MR][NV], int64_t K, const float* a, int64_t
   copy_tile(c, t);
 }
 
-// f(Int<rows>, first row) over M rows. With M constant: the fewest tiles, of two sizes that differ by one, because a
-// tile of one or two rows cannot hide the latency of fma. Otherwise full tiles and then 16, 8, 4, 2, 1, so that few
-// sizes are compiled.
+// f(Int<rows>, first row) over M rows. With M constant: the fewest tiles, of two sizes that differ
+// by one, because a tile of one or two rows cannot hide the latency of fma. Otherwise full tiles
+// and then 16, 8, 4, 2, 1, so that few sizes are compiled.
 template <int MR, int64_t M, class F> FISSILE_INLINE void for_rows(F f) {
   if constexpr (M > 0) {
     constexpr int64_t tiles = (M + MR - 1) / MR;
@@ -94,17 +99,24 @@ template <int MR, int64_t M, class F> FISSILE_INLINE void for_rows(F f) {
 template <int MR, class F> FISSILE_INLINE void for_rows(int64_t M, F f) {
   int64_t m = 0;
   for (; m + MR <= M; m += MR) f(Int<MR>(), m);
-  if constexpr (MR > 16) for (; m + 16 <= M; m += 16) f(Int<16>(), m);
-  if constexpr (MR > 8) for (; m + 8 <= M; m += 8) f(Int<8>(), m);
-  if constexpr (MR > 4) for (; m + 4 <= M; m += 4) f(Int<4>(), m);
-  if constexpr (MR > 2) for (; m + 2 <= M; m += 2) f(Int<2>(), m);
-  if constexpr (MR > 1) for (; m < M; m++) f(Int<1>(), m);
+  if constexpr (MR > 16)
+    for (; m + 16 <= M; m += 16) f(Int<16>(), m);
+  if constexpr (MR > 8)
+    for (; m + 8 <= M; m += 8) f(Int<8>(), m);
+  if constexpr (MR > 4)
+    for (; m + 4 <= M; m += 4) f(Int<4>(), m);
+  if constexpr (MR > 2)
+    for (; m + 2 <= M; m += 2) f(Int<2>(), m);
+  if constexpr (MR > 1)
+    for (; m < M; m++) f(Int<1>(), m);
 }
 
 // One panel of B: y[k][j] = x[k * k_step + j * n_step], 0 for n <= j < width.
-FISSILE_INLINE void pack_panel(float* y, const float* x, int64_t K, int64_t n, int64_t width, int64_t k_step, int64_t n_step) {
+FISSILE_INLINE void pack_panel(float* y, const float* x, int64_t K, int64_t n, int64_t width,
+                               int64_t k_step, int64_t n_step) {
   for (int64_t k = 0; k < K; k++)
-    for (int64_t j = 0; j < width; j++) y[k * width + j] = j < n ? x[k * k_step + j * n_step] : 0.0f;
+    for (int64_t j = 0; j < width; j++)
+      y[k * width + j] = j < n ? x[k * k_step + j * n_step] : 0.0f;
 }
 
 }  // namespace fissile

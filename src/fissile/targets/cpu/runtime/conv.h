@@ -1,11 +1,15 @@
-// Convolution, channels-last, as an implicit contraction: no im2col, the input rows are read in place.
+// Convolution, channels-last, as an implicit contraction: no im2col, the input rows are read in
+// place.
 //
-// A tile is PY x PX output pixels and NV * VL output channels in registers. The caller has padded the input, so a kernel
-// row of one pixel is one contiguous run of KW * C elements (dilation 1), and the K loop is KH runs:
+// A tile is PY x PX output pixels and NV * VL output channels in registers. The caller has padded
+// the input, so a kernel row of one pixel is one contiguous run of KW * C elements (dilation 1),
+// and the K loop is KH runs:
 //
-//   c[py * PX + px][v] += sum_{i < kh, k < run} x[py * line + px * pixel + i * row + k] * b[i * run + k][v * VL ...]
+//   c[py * PX + px][v] += sum_{i < kh, k < run} x[py * line + px * pixel + i * row + k]
+//                                             * b[i * run + k][v * VL ...]
 //
-// Invariant: as in contract.h, each output is one chain of fma in the order (kernel row, kernel column, channel).
+// Invariant: as in contract.h, each output is one chain of fma in the order (kernel row, kernel
+// column, channel).
 #ifndef FISSILE_CONV_H
 #define FISSILE_CONV_H
 
@@ -14,8 +18,8 @@
 namespace fissile {
 
 template <int PX, int NV, int PY>
-FISSILE_INLINE void conv_run(vf (&c)[PY * PX][NV], const float* x, int64_t pixel, int64_t line, int64_t run, const float* b,
-                             int64_t b_step) {
+FISSILE_INLINE void conv_run(vf (&c)[PY * PX][NV], const float* x, int64_t pixel, int64_t line,
+                             int64_t run, const float* b, int64_t b_step) {
   for (int64_t k = 0; k < run; k++, x++, b += b_step) {
     fetch_ahead<NV>(b, b_step);
     vf w[NV];
@@ -32,20 +36,22 @@ FISSILE_INLINE void conv_run(vf (&c)[PY * PX][NV], const float* x, int64_t pixel
 }
 
 template <int PX, int NV, int PY = 1>
-FISSILE_INLINE void conv_tile(vf (&c)[PY * PX][NV], const float* x, int64_t pixel, int64_t line, int64_t row, int64_t kh,
-                              int64_t run, const float* b) {
+FISSILE_INLINE void conv_tile(vf (&c)[PY * PX][NV], const float* x, int64_t pixel, int64_t line,
+                              int64_t row, int64_t kh, int64_t run, const float* b) {
   vf t[PY * PX][NV];
   copy_tile(t, c);
-  for (int64_t i = 0; i < kh; i++, x += row, b += run * NV * VL) conv_run<PX, NV, PY>(t, x, pixel, line, run, b, NV * VL);
+  for (int64_t i = 0; i < kh; i++, x += row, b += run * NV * VL)
+    conv_run<PX, NV, PY>(t, x, pixel, line, run, b, NV * VL);
   copy_tile(c, t);
 }
 
-// The MR output pixels first ... first + MR - 1 in row-major order over an output of `width` columns: tiles wrap from one
-// output row to the next. For narrow maps that PX does not divide, on machines with few registers. The MR pointers live
-// in integer registers: keep MR <= 8.
+// The MR output pixels first ... first + MR - 1 in row-major order over an output of `width`
+// columns: tiles wrap from one output row to the next. For narrow maps that PX does not divide, on
+// machines with few registers. The MR pointers live in integer registers: keep MR <= 8.
 template <int MR, int NV>
-FISSILE_INLINE void conv_tile_wrapped(vf (&c)[MR][NV], const float* x, int64_t first, int64_t width, int64_t pixel,
-                                      int64_t line, int64_t row, int64_t kh, int64_t run, const float* b) {
+FISSILE_INLINE void conv_tile_wrapped(vf (&c)[MR][NV], const float* x, int64_t first, int64_t width,
+                                      int64_t pixel, int64_t line, int64_t row, int64_t kh,
+                                      int64_t run, const float* b) {
   const float* p[MR];
 #pragma GCC unroll 32
   for (int m = 0; m < MR; m++) p[m] = x + (first + m) / width * line + (first + m) % width * pixel;
@@ -71,8 +77,9 @@ FISSILE_INLINE void conv_tile_wrapped(vf (&c)[MR][NV], const float* x, int64_t f
 
 // With dilation along the width each tap is a run of its own.
 template <int PX, int NV, int PY = 1>
-FISSILE_INLINE void conv_tile_taps(vf (&c)[PY * PX][NV], const float* x, int64_t pixel, int64_t line, int64_t row, int64_t tap,
-                                   int64_t kh, int64_t kw, int64_t C, const float* b) {
+FISSILE_INLINE void conv_tile_taps(vf (&c)[PY * PX][NV], const float* x, int64_t pixel,
+                                   int64_t line, int64_t row, int64_t tap, int64_t kh, int64_t kw,
+                                   int64_t C, const float* b) {
   vf t[PY * PX][NV];
   copy_tile(t, c);
   for (int64_t i = 0; i < kh; i++)

@@ -1,11 +1,14 @@
 // Depthwise convolution on an input that the caller has padded.
 //
 // Channels-last: lanes are channels, a tile is PY x PX output pixels and NV * VL channels.
-//   c[py * PX + px][v] += sum_{i < KH, j < KW} x[py * line + px * pixel + i * row + j * tap + v * VL ...] * w[(i * KW + j) * w_tap + v * VL ...]
+//   c[py * PX + px][v] += sum_{i < KH, j < KW} w[(i * KW + j) * w_tap + v * VL ...]
+//                         * x[py * line + px * pixel + i * row + j * tap + v * VL ...]
 // Channels-first: lanes are output columns, a tile is PY rows and NV * VL columns of one plane.
-//   c[py][v] += sum_{i < KH, j < KW} x[py * line + i * row + j * tap + S * (v * VL ...)] * w[i * KW + j]
+//   c[py][v] += sum_{i < KH, j < KW} w[i * KW + j]
+//               * x[py * line + i * row + j * tap + S * (v * VL ...)]
 //
-// Invariant: each output is one chain of fma in the order (kernel row, kernel column), whatever the tile is.
+// Invariant: each output is one chain of fma in the order (kernel row, kernel column), whatever the
+// tile is.
 #ifndef FISSILE_DEPTHWISE_H
 #define FISSILE_DEPTHWISE_H
 
@@ -13,10 +16,11 @@
 
 namespace fissile {
 
-// Loads of one input pixel by several outputs are the same address and become one load.
+// PY = 2 pays: both rows of outputs read the same weights and most of the same input rows.
 template <int KH, int KW, int PX, int NV, int PY = 1>
-FISSILE_INLINE void depthwise_last(vf (&c)[PY * PX][NV], const float* x, int64_t pixel, int64_t line, int64_t row, int64_t tap,
-                                   const float* w, int64_t w_tap) {
+FISSILE_INLINE void depthwise_last(vf (&c)[PY * PX][NV], const float* x, int64_t pixel,
+                                   int64_t line, int64_t row, int64_t tap, const float* w,
+                                   int64_t w_tap) {
 #pragma GCC unroll 16
   for (int v = 0; v < NV; v++)
 #pragma GCC unroll 16
@@ -29,18 +33,21 @@ FISSILE_INLINE void depthwise_last(vf (&c)[PY * PX][NV], const float* x, int64_t
 #pragma GCC unroll 16
           for (int px = 0; px < PX; px++)
             c[py * PX + px][v] =
-                native_fma(load<vf>(x + py * line + px * pixel + i * row + j * tap + v * VL), s, c[py * PX + px][v]);
+                native_fma(load<vf>(x + py * line + px * pixel + i * row + j * tap + v * VL), s,
+                           c[py * PX + px][v]);
       }
 }
 
 // Any kernel size; the window loops stay loops.
 template <int PX, int NV, int PY = 1>
-FISSILE_INLINE void depthwise_last_any(vf (&c)[PY * PX][NV], const float* x, int64_t kh, int64_t kw, int64_t pixel, int64_t line,
-                                       int64_t row, int64_t tap, const float* w, int64_t w_tap) {
+FISSILE_INLINE void depthwise_last_any(vf (&c)[PY * PX][NV], const float* x, int64_t kh, int64_t kw,
+                                       int64_t pixel, int64_t line, int64_t row, int64_t tap,
+                                       const float* w, int64_t w_tap) {
   vf t[PY * PX][NV];
   copy_tile(t, c);
   for (int64_t i = 0; i < kh; i++)
-    for (int64_t j = 0; j < kw; j++, w += w_tap) depthwise_last<1, 1, PX, NV, PY>(t, x + i * row + j * tap, pixel, line, 0, 0, w, 0);
+    for (int64_t j = 0; j < kw; j++, w += w_tap)
+      depthwise_last<1, 1, PX, NV, PY>(t, x + i * row + j * tap, pixel, line, 0, 0, w, 0);
   copy_tile(c, t);
 }
 
@@ -55,7 +62,8 @@ template <int S> FISSILE_INLINE vf load_step(const float* p) {
 }
 
 template <int KH, int KW, int S, int NV, int PY = 1>
-FISSILE_INLINE void depthwise_first(vf (&c)[PY][NV], const float* x, int64_t line, int64_t row, int64_t tap, const float* w) {
+FISSILE_INLINE void depthwise_first(vf (&c)[PY][NV], const float* x, int64_t line, int64_t row,
+                                    int64_t tap, const float* w) {
 #pragma GCC unroll 16
   for (int i = 0; i < KH; i++)
 #pragma GCC unroll 16
@@ -65,17 +73,19 @@ FISSILE_INLINE void depthwise_first(vf (&c)[PY][NV], const float* x, int64_t lin
       for (int py = 0; py < PY; py++)
 #pragma GCC unroll 16
         for (int v = 0; v < NV; v++)
-          c[py][v] = native_fma(load_step<S>(x + py * line + i * row + j * tap + S * v * VL), s, c[py][v]);
+          c[py][v] =
+              native_fma(load_step<S>(x + py * line + i * row + j * tap + S * v * VL), s, c[py][v]);
     }
 }
 
 template <int S, int NV, int PY = 1>
-FISSILE_INLINE void depthwise_first_any(vf (&c)[PY][NV], const float* x, int64_t kh, int64_t kw, int64_t line, int64_t row,
-                                        int64_t tap, const float* w) {
+FISSILE_INLINE void depthwise_first_any(vf (&c)[PY][NV], const float* x, int64_t kh, int64_t kw,
+                                        int64_t line, int64_t row, int64_t tap, const float* w) {
   vf t[PY][NV];
   copy_tile(t, c);
   for (int64_t i = 0; i < kh; i++)
-    for (int64_t j = 0; j < kw; j++, w++) depthwise_first<1, 1, S, NV, PY>(t, x + i * row + j * tap, line, 0, 0, w);
+    for (int64_t j = 0; j < kw; j++, w++)
+      depthwise_first<1, 1, S, NV, PY>(t, x + i * row + j * tap, line, 0, 0, w);
   copy_tile(c, t);
 }
 

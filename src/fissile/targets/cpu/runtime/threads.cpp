@@ -9,7 +9,7 @@
 namespace fissile {
 
 namespace {
-constexpr int spins = 300;      // some microseconds: about what a wake-up costs
+constexpr int spins = 300;  // some microseconds: about what a wake-up costs
 thread_local bool inside = false;
 
 inline void pause() {
@@ -26,7 +26,8 @@ struct pool {
   pthread_t* handles = nullptr;
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t start = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
-  // `round` is written under the mutex and read without it by spinning threads; it publishes fn, arg and tiles.
+  // `round` is written under the mutex and read without it by spinning threads; it publishes fn,
+  // arg and tiles.
   alignas(64) std::atomic<uint64_t> round{0};
   tile_fn fn = nullptr;
   void* arg = nullptr;
@@ -52,7 +53,8 @@ struct pool {
       if (stop) return;
       run(thread);
       if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        pthread_mutex_lock(&mutex);      // without the lock the caller could miss the signal between its test and its wait
+        pthread_mutex_lock(&mutex);  // without the lock the caller could miss the signal between
+                                     // its test and its wait
         pthread_cond_signal(&done);
         pthread_mutex_unlock(&mutex);
       }
@@ -68,7 +70,10 @@ struct pool {
 };
 
 namespace {
-struct Start { pool* p; int thread; };
+struct Start {
+  pool* p;
+  int thread;
+};
 void* thread_main(void* arg) {
   Start s = *static_cast<Start*>(arg);
   delete static_cast<Start*>(arg);
@@ -84,7 +89,8 @@ pool* pool_create(int threads) {
   if (!p->handles) return p;
   for (int i = 1; i < threads; i++) {
     Start* s = new (std::nothrow) Start{p, i};
-    if (!s || pthread_create(&p->handles[i], nullptr, thread_main, s) != 0) {      // fewer threads, same results
+    if (!s || pthread_create(&p->handles[i], nullptr, thread_main, s) !=
+                  0) {  // fewer threads, same results
       delete s;
       break;
     }

@@ -1,7 +1,8 @@
 // y[c * y_row + r] = x[r * x_row + c] for r < R, c < C, elements of 1, 2, 4 or 8 bytes.
 //
-// Blocks of N x N go through registers: after log2(N) perfect shuffles row j holds column j. Whole cache lines are read
-// and written, so that this runs near the speed of a copy. Invariant: no access outside the two matrices.
+// Blocks of N x N go through registers: after log2(N) perfect shuffles row j holds column j. Whole
+// cache lines are read and written, so that this runs near the speed of a copy. Invariant: no
+// access outside the two matrices.
 #ifndef FISSILE_TRANSPOSE_H
 #define FISSILE_TRANSPOSE_H
 
@@ -11,10 +12,22 @@ namespace fissile {
 
 // The unsigned integer of each size, as a transpose only moves bits, and the side of a block.
 template <size_t bytes> struct Word;
-template <> struct Word<1> { typedef uint8_t type; static constexpr int block = 16; };
-template <> struct Word<2> { typedef uint16_t type; static constexpr int block = 8; };
-template <> struct Word<4> { typedef uint32_t type; static constexpr int block = VL; };
-template <> struct Word<8> { typedef uint64_t type; static constexpr int block = VL == 16 ? 8 : 4; };
+template <> struct Word<1> {
+  typedef uint8_t type;
+  static constexpr int block = 16;
+};
+template <> struct Word<2> {
+  typedef uint16_t type;
+  static constexpr int block = 8;
+};
+template <> struct Word<4> {
+  typedef uint32_t type;
+  static constexpr int block = VL;
+};
+template <> struct Word<8> {
+  typedef uint64_t type;
+  static constexpr int block = VL == 16 ? 8 : 4;
+};
 
 // The two halves of a shuffle: a0 b0 a1 b1 ..., and the rest.
 
@@ -30,7 +43,8 @@ template <> struct Word<8> { typedef uint64_t type; static constexpr int block =
 #define FISSILE_SHUFFLE(a, b, I, ...) __builtin_shuffle(a, b, I{__VA_ARGS__})
 #endif
 
-template <class T, int N> FISSILE_INLINE void transpose_block(T* y, int64_t y_row, const T* x, int64_t x_row) {
+template <class T, int N> FISSILE_INLINE void transpose_block(T* y, int64_t y_row, const T* x,
+                                                              int64_t x_row) {
   typedef typename Word<sizeof(T)>::type W;
   typedef W V __attribute__((vector_size(N * sizeof(W))));
   typedef W memory __attribute__((vector_size(N * sizeof(W)), aligned(1), may_alias));
@@ -60,9 +74,11 @@ template <class T, int N> FISSILE_INLINE void transpose_block(T* y, int64_t y_ro
   for (int r = 0; r < N; r++) *reinterpret_cast<memory*>(y + r * y_row) = a[r];
 }
 
-// Blocks go down columns, so that rows of y are written as streams; each step reads whole cache lines of x. The last
-// blocks overlap the ones before: they write the same values again, which is cheaper than single elements.
-template <class T> static void transpose(T* y, int64_t y_row, const T* x, int64_t x_row, int64_t R, int64_t C) {
+// Blocks go down columns, so that rows of y are written as streams; each step reads whole cache
+// lines of x. The last blocks overlap the ones before: they write the same values again, which is
+// cheaper than single elements.
+template <class T> static void transpose(T* y, int64_t y_row, const T* x, int64_t x_row, int64_t R,
+                                         int64_t C) {
   constexpr int64_t N = Word<sizeof(T)>::block, LINE = 64 / sizeof(T);
   if (R < N || C < N) {
     for (int64_t c = 0; c < C; c++)

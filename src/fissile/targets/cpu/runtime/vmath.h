@@ -1,11 +1,12 @@
-// Elementary functions on vec.h: exp, log, tanh, erf, ... for float and vf (the same bits in each lane, NaN payloads
-// aside) and for double (libm).
+// Elementary functions on vec.h: exp, log, tanh, erf, ... for float and vf (the same bits in each
+// lane, NaN payloads aside) and for double (libm).
 //
-// Errors in units of the last place against exact values, over every finite float, with fma (tests/targets/cpu_runtime
-// checks them): exp 1.1, exp2 1.1, expm1 1.6, log 0.9, log2 2, log1p 1.4, tanh 1.7, sigmoid 1.6, softplus 2, erf 1.3,
-// sin and cos 1.6; without the fma instruction up to 0.8 more. Below 2^-126 the unit is 2^-149: denormals are rounded, not flushed. tanh, sigmoid and erf reach
-// exactly 0, 1 or -1.
-// Polynomials are minimax fits with coefficients rounded to float one at a time.
+// Errors in units of the last place against exact values, over every finite float, with fma
+// (tests/targets/cpu_runtime checks them): exp 1.1, exp2 1.1, expm1 1.6, log 0.9, log2 2,
+// log1p 1.4, tanh 1.7, sigmoid 1.6, softplus 2, erf 1.3, sin and cos 1.6; without the fma
+// instruction up to 0.8 more. Below 2^-126 the unit is 2^-149: denormals are rounded, not flushed.
+// tanh, sigmoid and erf reach exactly 0, 1 or -1. Polynomials are minimax fits with coefficients
+// rounded to float one at a time.
 #ifndef FISSILE_VMATH_H
 #define FISSILE_VMATH_H
 
@@ -17,8 +18,9 @@ namespace f32 {
 constexpr float infinity = __builtin_inff();
 constexpr float nan = __builtin_nanf("");
 constexpr float log2_e = 1.44269504f;
-constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;      // high has 15 bits: n * high is exact
-constexpr float to_nearest = 0x1.8p23f;                                  // x + it - it rounds x to an integer
+constexpr float ln2_high = 0x1.62e4p-1f,
+                ln2_low = 0x1.7f7d1cp-20f;  // high has 15 bits: n * high is exact
+constexpr float to_nearest = 0x1.8p23f;     // x + it - it rounds x to an integer
 
 // c[0] + x (c[1] + x (c[2] + ...))
 template <class V, class C> FISSILE_INLINE V horner(V, C c) { return broadcast<V>(c); }
@@ -32,11 +34,17 @@ template <class V, class I> FISSILE_INLINE V scale(V y, I n, V) {
   return y * from_bits((half + 127) << 23) * from_bits((n - half + 127) << 23);
 }
 #if defined(FISSILE_AVX512) && !defined(__clang__)
-FISSILE_INLINE vf scale(vf y, vi, vf n) { return __builtin_ia32_scalefps512_mask(y, n, y, (unsigned short)-1, 4); }
+FISSILE_INLINE vf scale(vf y, vi, vf n) {
+  return __builtin_ia32_scalefps512_mask(y, n, y, (unsigned short)-1, 4);
+}
 #endif
 
 // x = n ln 2 + r with |r| <= ln(2) / 2;  e^r - 1 = r + r^2 q(r)
-template <class V> struct Reduced { V n; typename of<V>::integer n_int; V r; };
+template <class V> struct Reduced {
+  V n;
+  typename of<V>::integer n_int;
+  V r;
+};
 template <class V> FISSILE_INLINE Reduced<V> reduce_ln2(V x) {
   V t = fma(x, log2_e, to_nearest);
   V n = t - to_nearest;
@@ -56,7 +64,8 @@ template <class V> FISSILE_INLINE V exp(V x) {
 template <class V> FISSILE_INLINE V exp2(V x) {
   x = at_most(at_least(x, -151.0f), 129.0f);
   V t = x + to_nearest, n = t - to_nearest, r = x - n;
-  V q = horner(r, 0.693147182f, 0.240226507f, 0.0555040613f, 0.0096180886f, 0.00133366673f, 0.000154514142f, 1.46707525e-05f);
+  V q = horner(r, 0.693147182f, 0.240226507f, 0.0555040613f, 0.0096180886f, 0.00133366673f,
+               0.000154514142f, 1.46707525e-05f);
   return scale(fma(q, r, 1.0f), bits(t) - bits(to_nearest), n);
 }
 
@@ -68,22 +77,25 @@ template <class V> FISSILE_INLINE V expm1_core(V x) {
 }
 template <class V> FISSILE_INLINE V expm1(V x) {
   Reduced<V> a = reduce_ln2(at_most(at_least(x, -20.0f), 89.0f));
-  V half_power = from_bits((a.n_int + 126) << 23);      // 2^128 would overflow before the sum does
+  V half_power = from_bits((a.n_int + 126) << 23);  // 2^128 would overflow before the sum does
   V y = fma(half_power, expm1_reduced(a.r), half_power - 0.5f);
   return select(abs(x) < 0x1p-24f, x, y + y);
 }
 
 // log(1 + f) for sqrt(1/2) <= 1 + f <= sqrt(2), as f plus what is returned
 template <class V> FISSILE_INLINE V log1p_tail(V f) {
-  V p = horner(f, 0.333333135f, -0.250000089f, 0.200020716f, -0.166679889f, 0.142203584f, -0.124062337f, 0.118835486f,
-               -0.116700977f, 0.0674926788f);
+  V p = horner(f, 0.333333135f, -0.250000089f, 0.200020716f, -0.166679889f, 0.142203584f,
+               -0.124062337f, 0.118835486f, -0.116700977f, 0.0674926788f);
   V square = f * f;
   return fma(p * f, square, -0.5f * square);
 }
 constexpr int32_t sqrt_half_bits = 0x3f3504f3;
 
 // x = 2^n m with sqrt(1/2) <= m <= sqrt(2), for x > 0
-template <class V> struct Split { V n; V m; };
+template <class V> struct Split {
+  V n;
+  V m;
+};
 template <class V> FISSILE_INLINE Split<V> split(V x) {
   auto tiny = x < 0x1p-126f;
   auto i = bits(select(tiny, x * 0x1p23f, x)) - sqrt_half_bits;
@@ -135,22 +147,25 @@ template <class V> FISSILE_INLINE V sigmoid(V x) {
 // max(x, 0) + log(1 + e^-|x|), the logarithm as 2 atanh(e / (2 + e))
 template <class V> FISSILE_INLINE V softplus(V x) {
   V e = exp(-abs(x)), s = over_sum(e, 2.0f, e), z = s * s;
-  V p = horner(z, 0.333333343f, 0.199998841f, 0.142899811f, 0.110477984f, 0.09408544f, 0.0837339088f);
+  V p =
+      horner(z, 0.333333343f, 0.199998841f, 0.142899811f, 0.110477984f, 0.09408544f, 0.0837339088f);
   V atanh = fma(p * z, s, s);
   return at_least(x, 0.0f) + (atanh + atanh);
 }
 
 template <class V> FISSILE_INLINE V erf(V x) {
   V t = at_most(abs(x), 4.0f), z = t * t;
-  V small = horner(z, 0.128379151f, -0.376124918f, 0.112817682f, -0.0267644022f, 0.00498952018f, -0.000597079401f);
-  V large = horner(t, -1.12863708f, -0.635198057f, -0.106158964f, 0.0236944444f, -0.00361025869f, 0.000314830831f,
-                   -1.04296951e-05f);
+  V small = horner(z, 0.128379151f, -0.376124918f, 0.112817682f, -0.0267644022f, 0.00498952018f,
+                   -0.000597079401f);
+  V large = horner(t, -1.12863708f, -0.635198057f, -0.106158964f, 0.0236944444f, -0.00361025869f,
+                   0.000314830831f, -1.04296951e-05f);
   V y = select(t < 0.9275f, fma(small, t, t), 1.0f - exp(large * t));
   return copysign(y, x);
 }
 
 // x = n pi / 2 + r; quadrant 0: sin r, 1: cos r, 2: -sin r, 3: -cos r
-constexpr float largest_angle = 48000.0f;      // beyond, three parts of pi / 2 do not suffice: libm in double
+constexpr float largest_angle =
+    48000.0f;  // beyond, three parts of pi / 2 do not suffice: libm in double
 template <class V, class I> FISSILE_INLINE V sin_quadrant(V r, I quadrant) {
   V z = r * r;
   V s = horner(z, -0.166666672f, 0.00833337847f, -0.000198525653f, 2.82641486e-06f);
@@ -160,8 +175,12 @@ template <class V, class I> FISSILE_INLINE V sin_quadrant(V r, I quadrant) {
 }
 FISSILE_INLINE float sin_slow(float x) { return float(__builtin_sin(double(x))); }
 FISSILE_INLINE float cos_slow(float x) { return float(__builtin_cos(double(x))); }
-FISSILE_INLINE vf sin_slow(vf x) { return each(x, [](float t) { return sin_slow(t); }); }
-FISSILE_INLINE vf cos_slow(vf x) { return each(x, [](float t) { return cos_slow(t); }); }
+FISSILE_INLINE vf sin_slow(vf x) {
+  return each(x, [](float t) { return sin_slow(t); });
+}
+FISSILE_INLINE vf cos_slow(vf x) {
+  return each(x, [](float t) { return cos_slow(t); });
+}
 #if defined(FISSILE_FMA)
 template <class V> FISSILE_INLINE V angle(V x, V n) {
   return fma(n, 1.71512451e-15f, fma(n, 4.37113883e-08f, fma(n, -1.57079637f, x)));
@@ -169,7 +188,7 @@ template <class V> FISSILE_INLINE V angle(V x, V n) {
 template <class V> FISSILE_INLINE V sin(V x) {
   V t = fma(x, 0.636619772f, to_nearest);
   V y = sin_quadrant(angle(x, t - to_nearest), bits(t) - bits(to_nearest));
-  y = select(x == 0.0f, x, y);      // -0
+  y = select(x == 0.0f, x, y);  // -0
   auto fits = abs(x) < largest_angle;
   return any(fits == 0) ? select(fits, y, sin_slow(x)) : y;
 }
@@ -186,9 +205,9 @@ template <class V> FISSILE_INLINE V cos(V x) { return cos_slow(x); }
 
 }  // namespace f32
 
-#define FISSILE_UNARY(name)                                          \
-  FISSILE_INLINE vf name(vf x) { return f32::name(x); }              \
-  FISSILE_INLINE float name(float x) { return f32::name(x); }        \
+#define FISSILE_UNARY(name)                                   \
+  FISSILE_INLINE vf name(vf x) { return f32::name(x); }       \
+  FISSILE_INLINE float name(float x) { return f32::name(x); } \
   FISSILE_INLINE double name(double x) { return __builtin_##name(x); }
 FISSILE_UNARY(exp)
 FISSILE_UNARY(exp2)
@@ -203,9 +222,11 @@ FISSILE_UNARY(cos)
 #undef FISSILE_UNARY
 
 // Rare in networks: libm in each lane.
-#define FISSILE_LANES(name)                                                                                     \
-  FISSILE_INLINE float name(float x) { return __builtin_##name##f(x); }                                         \
-  FISSILE_INLINE vf name(vf x) { return each(x, [](float t) { return __builtin_##name##f(t); }); }              \
+#define FISSILE_LANES(name)                                             \
+  FISSILE_INLINE float name(float x) { return __builtin_##name##f(x); } \
+  FISSILE_INLINE vf name(vf x) {                                        \
+    return each(x, [](float t) { return __builtin_##name##f(t); });     \
+  }                                                                     \
   FISSILE_INLINE double name(double x) { return __builtin_##name(x); }
 FISSILE_LANES(tan)
 FISSILE_LANES(sinh)
@@ -221,14 +242,18 @@ FISSILE_LANES(atanh)
 // In double, because x^y multiplies the error of log x by y log x.
 FISSILE_INLINE float pow(float x, float y) { return float(__builtin_pow(double(x), double(y))); }
 FISSILE_INLINE double pow(double x, double y) { return __builtin_pow(x, y); }
-FISSILE_INLINE vf pow(vf x, vf y) { return each(x, y, [](float s, float t) { return pow(s, t); }); }
+FISSILE_INLINE vf pow(vf x, vf y) {
+  return each(x, y, [](float s, float t) { return pow(s, t); });
+}
 FISSILE_INLINE vf pow(vf x, float y) { return pow(x, splat(y)); }
 FISSILE_INLINE vf pow(float x, vf y) { return pow(splat(x), y); }
 
 // fmod has the sign of x (C, ONNX Mod fmod=1), mod the sign of y (Python, ONNX Mod fmod=0).
 FISSILE_INLINE float fmod(float x, float y) { return __builtin_fmodf(x, y); }
 FISSILE_INLINE double fmod(double x, double y) { return __builtin_fmod(x, y); }
-FISSILE_INLINE vf fmod(vf x, vf y) { return each(x, y, [](float s, float t) { return __builtin_fmodf(s, t); }); }
+FISSILE_INLINE vf fmod(vf x, vf y) {
+  return each(x, y, [](float s, float t) { return __builtin_fmodf(s, t); });
+}
 FISSILE_INLINE vf fmod(vf x, float y) { return fmod(x, splat(y)); }
 template <class T> FISSILE_INLINE T mod(T x, T y) {
   if constexpr (T(1) / T(2) == T(0)) {
@@ -239,10 +264,12 @@ template <class T> FISSILE_INLINE T mod(T x, T y) {
     return r != 0 && (r < 0) != (y < 0) ? r + y : r;
   }
 }
-FISSILE_INLINE vf mod(vf x, vf y) { return each(x, y, [](float s, float t) { return mod(s, t); }); }
+FISSILE_INLINE vf mod(vf x, vf y) {
+  return each(x, y, [](float s, float t) { return mod(s, t); });
+}
 FISSILE_INLINE vf mod(vf x, float y) { return mod(x, splat(y)); }
 
-// ---- activations ----------------------------------------------------------------------------------------------------
+// ---- activations --------------------------------------------------------------------------------
 
 FISSILE_INLINE vf sigmoid(vf x) { return f32::sigmoid(x); }
 FISSILE_INLINE float sigmoid(float x) { return f32::sigmoid(x); }
@@ -265,8 +292,12 @@ template <class V> FISSILE_INLINE V gelu_tanh(V x) {
   V half = broadcast<V>(0.5) * x, cubic = fma(broadcast<V>(0.044715) * x * x, x, x);
   return fma(half, tanh(broadcast<V>(0.79788456080286536) * cubic), half);
 }
-template <class V> FISSILE_INLINE V hardsigmoid(V x, float a, float b) { return clip(fma(x, a, b), 0.0f, 1.0f); }
-template <class V> FISSILE_INLINE V hardswish(V x) { return x * hardsigmoid(x, 0.166666667f, 0.5f); }
+template <class V> FISSILE_INLINE V hardsigmoid(V x, float a, float b) {
+  return clip(fma(x, a, b), 0.0f, 1.0f);
+}
+template <class V> FISSILE_INLINE V hardswish(V x) {
+  return x * hardsigmoid(x, 0.166666667f, 0.5f);
+}
 template <class V> FISSILE_INLINE V elu(V x, float a) { return select(x < V(), a * expm1(x), x); }
 template <class V> FISSILE_INLINE V leaky_relu(V x, float a) { return select(x < V(), a * x, x); }
 template <class V> FISSILE_INLINE V softsign(V x) { return x / (broadcast<V>(1) + abs(x)); }
