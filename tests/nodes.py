@@ -1,6 +1,6 @@
 """ONNX's own node tests: which must give their expected values, and which must be refused, and why.
 
-What is not supported is listed by operator, kind of value, domain or name; nothing else is left out.
+What is not supported is listed by operator, kind of value, domain or name; no case is left out.
 """
 
 from __future__ import annotations

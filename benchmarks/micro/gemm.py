@@ -56,9 +56,7 @@ extern "C" void {name}(const float* a, const float* b, float* y) {{
 """
 
 
-def kernel(
-    name: str, shape: tuple[int, int, int], mr: int, nv: int, mc: int, packed: bool
-) -> str:
+def kernel(name: str, shape: tuple[int, int, int], mr: int, nv: int, mc: int, packed: bool) -> str:
     m, k, n = shape
     steps = "1, mr.value" if packed else "K, 1"
     return KERNEL.format(name=name, M=m, K=k, N=n, MR=mr, NV=nv, MC=min(mc or m, m), steps=steps)
@@ -114,7 +112,10 @@ def main() -> None:
         source = (
             TIMER
             + "namespace fissile {\n"
-            + "".join(kernel(name, (m, k, n), *c, args.packed) for name, c in zip(names, todo, strict=True))
+            + "".join(
+                kernel(name, (m, k, n), *c, args.packed)
+                for name, c in zip(names, todo, strict=True)
+            )
             + "}\n"
         )
         lib = compile_cpp(source, args.machine)

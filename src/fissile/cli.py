@@ -28,7 +28,7 @@ from fissile.artifact.manifest import Tensor
 from fissile.artifact.write import check_target, disk_fault
 from fissile.bench import PEERS, interleaved, ours, random_feeds
 from fissile.compile import compile as compile_model
-from fissile.console import note, number, progress, table, write_json
+from fissile.console import note, number, own_stdout, progress, table, write_json
 from fissile.cost.store import home
 from fissile.doctor import examine
 from fissile.errors import FissileError, ToolchainError, shown
@@ -327,7 +327,8 @@ def main(words: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *rest, **more: note(f"warning: {message}")
         try:
-            return _dispatch(tokens)
+            with own_stdout():
+                return _dispatch(tokens)
         except FissileError as error:
             note(f"error: {error}")
             return 1
@@ -335,7 +336,6 @@ def main(words: Sequence[str] | None = None) -> int:
             note("interrupted; what was measured is kept")
             return 130
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except Exception as error:
             note(f"error: {_internal(error)}")

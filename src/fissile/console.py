@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,29 @@ from rich.table import Table
 from rich.text import Text
 
 Update = Callable[[str, float, float], None]  # what is happening, share done, seconds left
+
+
+@contextmanager
+def own_stdout() -> Iterator[None]:
+    """Python's stdout stays; what libraries write to file descriptor 1 is dropped: a solver's
+    banner, which no option silences, must not stand in a JSON object."""
+    sys.stdout.flush()
+    try:
+        real = os.dup(1)
+    except OSError:  # no stdout at all
+        yield
+        return
+    before = sys.stdout
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        with os.fdopen(os.dup(real), "w", encoding=before.encoding, errors="replace") as sys.stdout:
+            yield
+    finally:
+        sys.stdout = before
+        os.dup2(real, 1)
+        os.close(real)
 
 
 @contextmanager

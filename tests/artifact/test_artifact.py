@@ -239,6 +239,17 @@ int main(int argc, char** argv) {
     assert result.stdout == "x f32 2 290 -5\nnowhere: cannot open\n"
 
 
+def test_other_prefix(tmp_path):
+    graph = simple()
+    order = arrange(graph, singles(graph))
+    p = plan(graph, order, lower_all(order))
+    files = emit(p, graph, "my_net")
+    exe = load(write(tmp_path / "m", graph, p, files, pack, build, prefix="my_net"))
+    x, y = feeds(graph)
+    np.testing.assert_array_equal(exe(x, y)[0], evaluate(graph, [x, y])[0])
+    assert "my_net_run(" in files["model.h"] and " model_" not in files["model.cpp"]
+
+
 def test_exports_only_the_api(saved):
     library = ctypes.CDLL(str(saved[1] / "libmodel.so"))
     assert library.model_run and library.model_create

@@ -268,6 +268,7 @@ def test_fission(tiny, tmp_path, capfd):
     assert cli.main(["fission", tiny, "-o", str(out)]) == 0
     onnx.checker.check_model(onnx.load(out), full_check=True)
     x = np.random.default_rng(1).standard_normal((2, 8)).astype(np.float32)
+    capfd.readouterr()
     (y,) = onnxruntime.InferenceSession(out).run(["y=1"], {"x": x})
     np.testing.assert_allclose(y, reference(x), atol=1e-6)
     fails(["fission", tiny, "-o", tmp_path / "no" / "p.onnx"], capfd, "cannot write")
@@ -309,6 +310,19 @@ def test_as_a_process(folder, tmp_path):
     )
     os.close(write)
     assert "Traceback" not in piped.stderr and piped.returncode != 0
+
+
+def test_libraries_do_not_write_to_stdout(capfd, monkeypatch):
+    """As a solver's banner would."""
+
+    def examine():
+        os.write(1, b"banner")
+        return {"compiler": {"fault": None}, "home": {"fault": None}}
+
+    monkeypatch.setattr(cli, "examine", examine)
+    assert cli.main(["doctor", "--json"]) == 0
+    captured = capfd.readouterr()
+    assert json.loads(captured.out) and not captured.err
 
 
 def test_progress_vanishes_where_stderr_is_no_terminal(capfd):

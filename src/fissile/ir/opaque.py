@@ -61,7 +61,8 @@ row(Primitive("topk", Kind.OPAQUE, _topk, _best, None, "TopK"))
 def scatter(x: Value, index: Value, updates: Value, reduction: str = "none") -> Value:
     """Rows of x replaced by, or combined with, updates.
 
-    x: [n, ...], index: i64[m], updates: [m, ...]. `reduction`: none, add, mul, max or min; with none the last of equal indices wins."""
+    x: [n, ...], index: i64[m], updates: [m, ...]. `reduction`: none, add, mul, max or min; with
+    none the last of equal indices wins."""
     return make("scatter", [x, index, updates], reduction=reduction)[0]
 
 

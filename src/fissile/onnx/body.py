@@ -13,7 +13,7 @@ from fissile.ir.graph import Value
 
 
 def function_of(
-    schema: OpSchema,
+    schema: Any,  # an OpSchema, whose stubs lack the functions
     node: NodeProto,
     inputs: Sequence[Value | None],
     attributes: Mapping[str, Any],

@@ -41,13 +41,13 @@ def load(
     constants = initialisers(graph, tensors) | _fixed(graph, values or {})
     inputs = _inputs(graph, constants, shapes)
     functions = {(f.domain if f.domain != "ai.onnx" else "", f.name): f for f in model.functions}
-    values = {**constants, **inputs}
-    scope = Scope(values, opsets, functions, tensors, provenance={})
+    known = {**constants, **inputs}
+    scope = Scope(known, opsets, functions, tensors, provenance={})
     names = tuple(o.name for o in graph.output)
-    if not names:
-        raise ModelError("the model has no outputs")
+    if not names or len(set(names)) < len(names):
+        raise ModelError("the model has no outputs, or two of one name")
     try:
-        outputs = scope.run(graph.node, names, values)
+        outputs = scope.run(graph.node, names, known)
     except RecursionError:
         raise ModelError("the model's functions or bodies are nested too deeply") from None
     for info, value in zip(graph.output, outputs, strict=True):
@@ -66,7 +66,7 @@ def _check_opset(opsets: Mapping[str, int]) -> None:
                          "supported: convert it with onnx.version_converter")  # fmt: skip
     if opset > NEWEST_OPSET:
         raise ModelError(f"the model uses opset {opset}, but the installed onnx package knows "
-                         f"{NEWEST_OPSET}: upgrade onnx, or export the model with an older opset")  # fmt: skip
+                         f"{NEWEST_OPSET}: upgrade onnx or export with an older one")  # fmt: skip
 
 
 def _inputs(graph: GraphProto, constants: Mapping[str, Value], shapes: Shapes) -> dict[str, Value]:
@@ -128,7 +128,7 @@ def _bind(info: ValueInfoProto, shape: Sequence[int], symbols: dict[str, int]) -
     for axis, (dim, extent) in enumerate(zip(declared, shape, strict=True)):
         if dim.HasField("dim_value") and dim.dim_value >= 0 and dim.dim_value != extent:
             raise ModelError(f"the shape {list(shape)} is given for input {name}, but its "
-                             f"dimension {axis} is fixed to {dim.dim_value} in the model")  # fmt: skip
+                             f"dimension {axis} is fixed to {dim.dim_value}")  # fmt: skip
         if (
             dim.dim_param
             and symbols.setdefault(dim.dim_param, extent) != extent

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -60,8 +62,8 @@ class Tensors:
         available = path.stat().st_size
         if length != size or offset + length > available:
             raise ModelError(
-                f"tensor {shown(tensor.name)} needs {size} bytes, but its external data names {length}"
-                f" bytes from offset {offset} of {shown(path.name)}, which holds {available} bytes"
+                f"tensor {shown(tensor.name)} needs {size} bytes, but its external data names "
+                f"{length} bytes from offset {offset} of {shown(path.name)}, which holds {available} bytes"
             )
         with path.open("rb") as file:
             file.seek(offset)
@@ -133,4 +135,17 @@ def _parse(data: bytes, what: str) -> ModelProto:
         raise ModelError(f"{what} is no ONNX model, or is cut short") from error
     if not model.HasField("graph") or not model.opset_import:
         raise ModelError(f"{what} is no ONNX model, or is cut short: it has no graph or no opset")
+    _check_text(model, what)
     return model
+
+
+def _check_text(message: Any, what: str) -> None:
+    """Damaged names come as bytes, which nothing else here expects."""
+    for field, value in message.ListFields():
+        repeated = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        items = value if repeated else (value,)
+        if field.type == field.TYPE_MESSAGE:
+            for item in items:
+                _check_text(item, what)
+        elif field.type == field.TYPE_STRING and any(isinstance(item, bytes) for item in items):
+            raise ModelError(f"{what} is damaged: its field {field.name} is no text")

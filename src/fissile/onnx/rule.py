@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ Int: TypeAlias = int
 Float: TypeAlias = float
 Known: TypeAlias = np.ndarray
 Result: TypeAlias = Value | Sequence[Value]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Rule:
 RULES: dict[tuple[str, str], list[Rule]] = {}
 
 
-def fission(*ops: str, since: int = 1, domain: str = "") -> Callable[..., Callable[..., Result]]:
+def fission(*ops: str, since: int = 1, domain: str = "") -> Callable[[Function], Function]:
     """Registers a function as the rule for these operators, from opset `since` on."""
 
-    def register(function: Callable[..., Result]) -> Callable[..., Result]:
+    def register(function: Function) -> Function:
         for op in ops:
             rules = RULES.setdefault((domain, op), [])
             rules.append(Rule(op, since, function, inspect.signature(function)))

@@ -60,8 +60,7 @@ class Scope:
             results = self._apply(node, inputs)
             for name, value in zip_longest(node.output, results[: len(node.output)]):
                 if name:
-                    _check_result(name, value)
-                    self.values[name] = value
+                    self.values[name] = _checked(name, value)
         except RecursionError:
             raise
         except Fault as fault:
@@ -182,11 +181,12 @@ def _sentence(node: NodeProto, inputs: Sequence[Value | None], error: Exception)
     return f"node {shown(title(node))} ({operator} of {types or 'nothing'}): {error}"
 
 
-def _check_result(name: str, value: Value | None) -> None:
+def _checked(name: str, value: Value | None) -> Value:
     if value is None:
         raise ModelError(f"its output {shown(name)} is not supported")
     if value.type.numel > ELEMENTS_LIMIT:
         raise ModelError(f"its result {value.type} is too large")
+    return value
 
 
 def initialisers(graph: GraphProto, tensors: Tensors) -> dict[str, Value]:

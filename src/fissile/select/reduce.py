@@ -15,8 +15,11 @@ repeated with better landmarks until nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fissile.select.landmarks import derivation_order
 from fissile.select.program import Column, Problem, givers_of, token_landmarks, token_mask
@@ -84,25 +87,31 @@ def _wanted_tokens(
 
 
 def drop_dominated(reduced: Reduced) -> Reduced:
-    """One column for one."""
+    """One column for one; sets of tokens are rows of machine words, all rivals tried at once."""
     problem = reduced.problem
-    columns = problem.columns
-    known = token_landmarks(problem)
-    needs = [token_mask(column.needs) for column in columns]
-    gives = [token_mask(column.gives) for column in columns]
-    givers = givers_of(problem)
-    for same in givers:
+    columns, known = problem.columns, token_landmarks(problem)
+    words = len(problem.value_of) // 64 + 1
+    needs = _packed((token_mask(column.needs) for column in columns), words)
+    gives = _packed((token_mask(column.gives) for column in columns), words)
+    there = needs | _packed(known.of_needs, words)
+    rivals = givers_of(problem)
+    place: dict[tuple[int, int], int] = {}
+    for token, same in enumerate(rivals):
         same.sort(key=lambda k: (columns[k].cost, k))
+        place.update(((token, k), i) for i, k in enumerate(same))
 
-    def dominated(k: int) -> bool:
-        there, rank = needs[k] | known.of_needs[k], (columns[k].cost, k)
-        fewest = min((givers[t] for t in columns[k].gives), key=len)
-        for b in fewest:
-            if (columns[b].cost, b) >= rank:
-                return False
-            if not gives[k] & ~gives[b] and not needs[b] & ~there:
-                return True
-        return False
+    def is_dominated(k: int) -> bool:
+        token = min(columns[k].gives, key=lambda t: (place[t, k], t))
+        cheaper = rivals[token][: place[token, k]]
+        lacks = (needs[cheaper] & ~there[k]) | (gives[k] & ~gives[cheaper])
+        return bool((~lacks.any(axis=1)).any())
 
-    keep = [k for k in range(len(columns)) if not dominated(k)]
+    keep = [k for k in range(len(columns)) if not is_dominated(k)]
     return restrict(reduced, keep, columns)
+
+
+def _packed(masks: Iterable[int], words: int) -> NDArray[np.uint64]:
+    """A row of `words` machine words for each mask; -1, all tokens, becomes all ones."""
+    every = (1 << 64 * words) - 1
+    packed = b"".join((mask & every).to_bytes(8 * words, "little") for mask in masks)
+    return np.frombuffer(packed, np.uint64).reshape(-1, words)

@@ -25,7 +25,8 @@ from fissile.select.separate import (
 
 ROUNDS = 60
 CUTS = ("landmark", "founded", "odd")
-STALL = 3  # rounds without a rise of the bound worth having
+STALL = 3  # rounds that close less than
+WORTH = 0.01  # of what is left between bound and aim
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +69,12 @@ def relax(
             break
         values, reduced, objective = solved[0].tolist(), solved[1].tolist(), solved[2] / scale
         best = better(problem, best, values)
-        stall = 0 if objective > result.bound * (1 + 2e-5) else stall + 1
-        result = Relaxation(
-            max(objective, result.bound),
-            tuple(values),
-            tuple(d / scale for d in reduced),
-            (),
-            best,
-            serial + 1,
-        )
-        if result.bound >= min(goal, cost_of(problem, best) * (1 - 1e-9)) or stall >= STALL:
+        aim = min(goal, cost_of(problem, best))
+        stall = 0 if objective - result.bound > WORTH * (aim - result.bound) else stall + 1
+        bound = max(objective, result.bound)
+        unscaled = tuple(d / scale for d in reduced)
+        result = Relaxation(bound, tuple(values), unscaled, (), best, serial + 1)
+        if bound >= aim * (1 - 1e-9) or stall >= STALL:
             break
         fresh = separate(growth, needs, pool, values, serial)
         if not model.add(fresh):

@@ -22,7 +22,7 @@ from fissile.select.reduce import Reduced, reduce, restrict
 from fissile.select.relax import Relaxation, cost_of, relax, survivors
 
 PROVEN = 1e-6  # relative: what a linear program solved in floating point can promise
-RISES = (1e-3, 5e-3, 2e-2, 1e-1, float("inf"))
+SIZES = (800, 2400, 7200)
 WORTHWHILE = 0.8  # of the columns left: else the next stage would repeat this one
 FOUNDED_ROUNDS = 1000
 
@@ -75,6 +75,14 @@ class _Search:
     def is_late(self) -> bool:
         return time.monotonic() > self.deadline
 
+    def best_within(self, rest: Reduced) -> list[int] | None:
+        """The incumbent by the indices of `rest`, if all of it is there and still runs."""
+        place = {k: i for i, k in enumerate(rest.origin)}
+        if not all(k in place for k in self.best):
+            return None
+        known = [place[k] for k in self.best]
+        return known if is_solution(rest.problem, known) else None
+
     def offer(self, chosen: Sequence[int]) -> None:
         if cost_of(self.problem, chosen) < self.cost:
             self.best = tuple(chosen)
@@ -108,28 +116,28 @@ def select(
     """
     begin = time.monotonic()
     check(problem)
-    first = _first_solution(problem, start)
+    whole = Reduced(problem, tuple(range(len(problem.columns))))
+    rest = reduce(problem) if presolve else whole
+    first = _first_solution(problem, rest, start)
     if first is None:
-        infinite = float("inf")
-        return Selected(
-            (), infinite, infinite, 0.0, time.monotonic() - begin, "infeasible", 0, 0, 0
-        )
+        never = float("inf")
+        return Selected((), never, never, 0.0, time.monotonic() - begin, "infeasible", 0, 0, 0)
     search = _Search(problem, gap, families, begin + time_limit, first)
-    if presolve:
-        bound = _explore(search, reduce(problem), (), float("inf"))
-    else:
-        bound = _branch(search, Reduced(problem, tuple(range(len(problem.columns)))), ())
+    bound = _explore(search, rest, (), float("inf")) if presolve else _branch(search, rest, ())
     search.prove(min(bound, search.goal))
     return _report(search, time.monotonic() - begin)
 
 
-def _first_solution(problem: Problem, start: Sequence[int]) -> tuple[int, ...] | None:
-    found = cheap_solution(problem)
+def _first_solution(
+    problem: Problem, rest: Reduced, start: Sequence[int]
+) -> tuple[int, ...] | None:
+    found = cheap_solution(rest.problem)
+    first = None if found is None else tuple(rest.origin[k] for k in found)
     if start and is_solution(problem, start):
         known = prune(problem, start)
-        if found is None or cost_of(problem, known) < cost_of(problem, found):
-            found = known
-    return None if found is None else tuple(found)
+        if first is None or cost_of(problem, known) < cost_of(problem, first):
+            first = tuple(known)
+    return first
 
 
 def _explore(
@@ -139,10 +147,10 @@ def _explore(
 
     Every solution of `rest` costs at least what is returned, or is no better than the incumbent.
     The relaxation fixes columns against a ceiling just above its bound, as if a solution that cheap
-    were known; if none is, the ceiling itself is proven and the next one is tried.
+    were known; if none is, the ceiling itself is proven and a higher one is tried.
     """
     problem = rest.problem
-    start = cheap_solution(problem)
+    start = search.best_within(rest) or cheap_solution(problem)
     if start is None:
         return cap
     search.offer([rest.origin[k] for k in start])
@@ -152,19 +160,26 @@ def _explore(
     if depth == 0:
         search.note_first(rest, relaxed)
     lower = relaxed.bound
-    for rise in RISES:
+    for ceiling in _ceilings(relaxed):
         top = min(cap, search.goal)
         if lower >= top or search.is_late:
             break
-        ceiling = min(top, relaxed.bound * (1 + rise))
+        ceiling = min(top, ceiling)
         keep = survivors(problem, relaxed, ceiling)
-        if len(keep) > WORTHWHILE * len(problem.columns) or not relaxed.reduced:
+        if len(keep) > WORTHWHILE * len(problem.columns):
             return max(lower, _branch(search, rest, relaxed.cuts))
         below = _explore(search, *_keep(rest, keep, relaxed.cuts), ceiling, depth + 1)
         lower = max(lower, min(ceiling, below))
         if below < min(ceiling, search.goal):  # out of time below
             break
     return lower
+
+
+def _ceilings(relaxed: Relaxation) -> list[float]:
+    """Costs under which about SIZES columns survive: small programs first."""
+    rising = sorted(relaxed.reduced)
+    some = [relaxed.bound + max(rising[n], 0.0) for n in SIZES if n < len(rising)]
+    return [*some, float("inf")]
 
 
 def _keep(rest: Reduced, keep: Sequence[int], cuts: Sequence[Row]) -> tuple[Reduced, list[Row]]:
@@ -186,14 +201,13 @@ def _keep(rest: Reduced, keep: Sequence[int], cuts: Sequence[Row]) -> tuple[Redu
 def _branch(search: _Search, rest: Reduced, cuts: Sequence[Row]) -> float:
     """HiGHS on the rest, with rows `founded` until its answer can start; a proven bound."""
     problem = rest.problem
-    place = {k: i for i, k in enumerate(rest.origin)}
     scale = 1000.0 / max(search.cost, 1e-12)
     model = Model([column.cost * scale for column in problem.columns], integral=True)
     search.rows = max(search.rows, model.add([*rows(problem, search.families), *cuts]))
     search.columns = max(search.columns, len(problem.columns))
     bound = 0.0
     for serial in range(FOUNDED_ROUNDS):
-        start = [place[k] for k in search.best] if all(k in place for k in search.best) else []
+        start = search.best_within(rest) or []
         answer = model.solve_program(search.deadline - time.monotonic(), start, search.gap)
         search.rounds += 1
         if answer.is_infeasible:

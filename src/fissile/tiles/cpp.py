@@ -95,7 +95,10 @@ class Printer:
             yield from self.trees(tree.body, lane, indent + 1)
             yield f"{tab}}}"
         elif registers := _registers(tree):
-            yield from (tab + line for line in self._in_turn(tree, registers))
+            lines = self._in_turn(tree, registers)
+            if not tree.opens:  # the accumulators of the next loop have the same names
+                lines = ("{", *("  " + line for line in lines), "}")
+            yield from (tab + line for line in lines)
         else:
             v = tree.var
             yield f"{tab}lanes({v.extent}, [&](auto l, int64_t {v.name}) {{"

@@ -354,7 +354,8 @@ def text(e: Index) -> str:
 def _call(atom: Fn) -> str:
     inner = text(atom.args[0])
     if atom.name in ("div", "mod"):
-        left = inner if inner.isidentifier() else f"({inner})"
+        alone = len(atom.args[0].terms) == 1 and not atom.args[0].constant and inner[0] == "("
+        left = inner if alone or inner.isidentifier() else f"({inner})"
         return f"({left} {'/' if atom.name == 'div' else '%'} {atom.params[0]})"
     if atom.name == "table":
         return f"index_at({atom.params[0]}, {inner}, {atom.params[1]})"

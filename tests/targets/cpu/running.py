@@ -40,7 +40,10 @@ def region_of(*outputs: Value) -> Region:
 
 
 def candidate_of(
-    outputs: Sequence[Value], layouts: dict[Value, Layout] | None = None, impl: str = "test", **params: object
+    outputs: Sequence[Value],
+    layouts: dict[Value, Layout] | None = None,
+    impl: str = "test",
+    **params: object,
 ) -> Candidate:
     """A candidate over everything that computes `outputs`; row-major where `layouts` says nothing."""
     region, layouts = region_of(*outputs), layouts or {}
@@ -52,7 +55,9 @@ def candidate_of(
     return Candidate(region, impl, tuple(params.items()), needs, gives)
 
 
-def expected(candidate: Candidate, inputs: Sequence[np.ndarray], reference: bool = True) -> list[np.ndarray]:
+def expected(
+    candidate: Candidate, inputs: Sequence[np.ndarray], reference: bool = True
+) -> list[np.ndarray]:
     """The oracle: the region evaluated by numpy, floats in float64."""
     values = candidate.region.tensors
     names = tuple(f"i{k}" for k in range(len(values)))
@@ -69,7 +74,16 @@ def compiled(kernel: Kernel, flags: Sequence[str] = ()) -> ctypes._CFuncPtr:  # 
     library = name.with_suffix(".so")
     if not library.exists():
         name.with_suffix(".cpp").write_text(text)
-        command = ["g++", *FLAGS, *flags, "-I", str(RUNTIME), str(name.with_suffix(".cpp")), "-o", str(library)]
+        command = [
+            "g++",
+            *FLAGS,
+            *flags,
+            "-I",
+            str(RUNTIME),
+            str(name.with_suffix(".cpp")),
+            "-o",
+            str(library),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{done.stderr[:4000]}\n{kernel.source}"
     return getattr(ctypes.CDLL(str(library)), f"{kernel.name}_entry")
@@ -135,7 +149,9 @@ def run_kernel(
     equal parts; without that, several partitions are compared. `flags` go to the compiler."""
     function = compiled(kernel, flags)
     first: list[np.ndarray] | None = None
-    for parts in partitions(kernel.tiles) if pieces is None else [equal_parts(kernel.tiles, pieces)]:
+    for parts in (
+        partitions(kernel.tiles) if pieces is None else [equal_parts(kernel.tiles, pieces)]
+    ):
         results = _run(function, candidate, kernel, inputs, parts)
         if first is not None:
             for a, b in zip(first, results, strict=True):
@@ -156,19 +172,25 @@ def _run(
     scratch = Guarded(kernel.scratch_bytes)
     pointers = (ctypes.c_void_p * len(buffers))(*(b.address for b in buffers))
     for begin, end in parts:
-        function(pointers, ctypes.c_void_p(scratch.address), ctypes.c_long(begin), ctypes.c_long(end))
+        function(
+            pointers, ctypes.c_void_p(scratch.address), ctypes.c_long(begin), ctypes.c_long(end)
+        )
     scratch.check("scratch")
     for p, b in zip(kernel.params, buffers, strict=True):
         b.check(p.name)
     gives = {p.index: b for p, b in zip(kernel.params, buffers, strict=True) if p.role == "give"}
-    return [from_memory(gives[i].bytes, t.value.type, t.layout) for i, t in enumerate(candidate.gives)]
+    return [
+        from_memory(gives[i].bytes, t.value.type, t.layout) for i, t in enumerate(candidate.gives)
+    ]
 
 
 def buffer_of(candidate: Candidate, kernel: Kernel, param, inputs: Sequence[np.ndarray]) -> Guarded:
     """What one parameter of a kernel points to."""
     if param.role == "need":
         token = candidate.needs[param.index]
-        return guarded(to_memory(inputs[param.index].astype(token.value.type.dtype.numpy), token.layout))
+        return guarded(
+            to_memory(inputs[param.index].astype(token.value.type.dtype.numpy), token.layout)
+        )
     if param.role == "constant":
         value = parameter_value(candidate, param)
         return guarded(value.array if param.packing is None else pack(value.array, param.packing))

@@ -1,7 +1,7 @@
 """Activation functions and the softmax family.
 
 Erf-, tanh- and sigmoid-GELU are three functions; the subtraction of the maximum stays; up to
-opset 12 a softmax runs over all axes from `axis` on.                                   (design, section 4)
+opset 12 a softmax runs over all axes from `axis` on.                           (design, section 4)
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ _UNARY = {
     "Neg": "neg", "Abs": "abs", "Sign": "sign", "Floor": "floor", "Ceil": "ceil", "Round": "round",
     "Sqrt": "sqrt", "Reciprocal": "reciprocal", "Exp": "exp", "Log": "log", "Tanh": "tanh",
     "Erf": "erf", "Sigmoid": "sigmoid", "Softplus": "softplus", "Not": "not",
-    "BitwiseNot": "bit_not", "Sin": "sin", "Cos": "cos", "Tan": "tan", "Asin": "asin", "Acos": "acos", "Atan": "atan",
+    "BitwiseNot": "bit_not", "Sin": "sin", "Cos": "cos", "Tan": "tan",
+    "Asin": "asin", "Acos": "acos", "Atan": "atan",
     "Sinh": "sinh", "Cosh": "cosh", "Asinh": "asinh", "Acosh": "acosh", "Atanh": "atanh",
 }  # fmt: skip
 _BINARY = {
@@ -105,22 +106,23 @@ def power(x, y):
 
 
 @fission("Sum")
-def total(*xs):
+def total(*xs: Value) -> Value:
     return reduce(Value.__add__, xs)
 
 
 @fission("Mean")
-def mean(*xs):
-    return total(*xs) / len(xs) if len(xs) > 1 else xs[0]
+def mean(*xs: Value) -> Value:
+    count = len(xs)
+    return total(*xs) / count if count > 1 else total(*xs)
 
 
 @fission("Max")
-def largest(*xs):
+def largest(*xs: Value) -> Value:
     return reduce(maximum, xs)
 
 
 @fission("Min")
-def smallest(*xs):
+def smallest(*xs: Value) -> Value:
     return reduce(minimum, xs)
 
 

@@ -40,14 +40,21 @@ def take(x, indices, *, axis=0):
         if index.size and not (-n <= index.min() and index.max() < n):
             raise ModelError(f"its indices leave [-{n}, {n})")
         index = np.where(index < 0, index + n, index)
-        steps = np.unique(np.diff(index)) if index.ndim == 1 else ()
         if index.ndim == 0:
             picked = along(x, axis, int(index), 1)
             return reshape(picked, x.shape[:axis] + x.shape[axis + 1 :])
-        if index.ndim == 1 and index.size and (index.size == 1 or (len(steps) == 1 and steps[0])):
-            return along(x, axis, int(index[0]), index.size, int(steps[0]) if index.size > 1 else 1)
+        if (step := _even(index)) is not None:
+            return along(x, axis, int(index[0]), index.size, step)
         indices = constant(index)
     return gather(x, indices, axis)
+
+
+def _even(index: np.ndarray) -> int | None:
+    """The distance of a vector of evenly spaced different positions."""
+    if index.ndim != 1 or not index.size:
+        return None
+    steps = np.unique(np.diff(index)).tolist() or [1]
+    return steps[0] if len(steps) == 1 and steps[0] else None
 
 
 def _wrapped(index: Value, extents: Value | int) -> Value:

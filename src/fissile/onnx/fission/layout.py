@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -121,9 +122,17 @@ def cut(x, starts: Ints, ends: Ints, axes: Ints | None = None, steps: Ints | Non
     if len(normal_axes(x, axes)) < len(axes) or 0 in steps:
         raise ModelError(f"axes {list(axes)} repeat or a step is 0")
     for axis, b, e, d in zip(axes, starts, ends, steps, strict=True):
-        picked = range(x.shape[axis])[b:e:d]
+        picked = _picked(x.shape[axis], b, e, d)
         start[axis], size[axis], step[axis] = picked.start if picked else 0, len(picked), d
     return slice_(x, start, size, step)
+
+
+def _picked(extent: int, start: int, end: int, step: int) -> range:
+    """ONNX moves a start before the first element to it, backwards too; Python takes none."""
+    low, high = (0, extent) if step > 0 else (-1, extent - 1)
+    start, end = (p + extent if p < 0 else p for p in (start, end))
+    first = min(max(start, 0), high)
+    return range(first, min(max(end, low), high), step)
 
 
 @fission("Pad")
@@ -138,7 +147,9 @@ def pad_by(x, pads: Ints, value=None, axes: Ints | None = None, *, mode="constan
     return padded(x, lo, hi, mode, fill)
 
 
-def padded(x: Value, lo: Sequence[int], hi: Sequence[int], mode: str = "constant", fill=0) -> Value:
+def padded(
+    x: Value, lo: Sequence[int], hi: Sequence[int], mode: str = "constant", fill: Any = 0
+) -> Value:
     """pad, where negative amounts cut off."""
     start = [max(-a, 0) for a in lo]
     size = [s - a - max(-b, 0) for s, a, b in zip(x.shape, start, hi, strict=True)]

@@ -37,8 +37,10 @@ def _channel(v: Value, x: Value) -> Value:
 def batch_norm(
     x, scale, bias, mean, variance, *, epsilon=1e-5, momentum=0.9, spatial=1, training_mode=0
 ):
-    if training_mode or not spatial:
-        raise ModelError("only inference with one mean per channel is supported")
+    if training_mode:
+        raise ModelError("training mode is not supported")
+    if not spatial:
+        raise ModelError("only one mean per channel is supported (spatial=1)")
     if x.rank < 2:
         x = reshape(x, (x.shape[0], 1))
     given = (scale, bias, mean, variance)

@@ -36,15 +36,15 @@ def _spread(v: Value, x: Value, axis: int, block: int) -> Value:
     return reshape(v, [s if a == axis else 1 for a, s in enumerate(x.shape)])
 
 
-def _is_zero(v: Value | None) -> bool:
-    return v is None or (v.is_constant and not v.array.astype(np.float64).any())
+def _is_zero(v: Value) -> bool:
+    return v.is_constant and not v.array.astype(np.float64).any()
 
 
 @fission("DequantizeLinear")
 def dequantize(x, scale, zero=None, *, axis=1, block_size=0, output_dtype=0):
     factor = _spread(scale, x, axis, block_size)
     dtype = scale.type.dtype
-    if _is_zero(zero):
+    if zero is None or _is_zero(zero):
         whole = cast(x, F32)
     elif x.type.dtype.is_integer:
         whole = cast(cast(x, I32) - cast(_spread(zero, x, axis, block_size), I32), F32)
@@ -59,7 +59,8 @@ def quantize(x, scale, zero=None, *, axis=1, block_size=0, output_dtype=0, preci
     y = cast(x, F32) / cast(_spread(scale, x, axis, block_size), F32)
     if not target.is_integer:
         return converted(y, target, bool(saturate))
-    zero = None if _is_zero(zero) else _spread(zero, x, axis, block_size)
+    if zero is not None:
+        zero = None if _is_zero(zero) else _spread(zero, x, axis, block_size)
     return _saturated(round_(y), zero, target)
 
 
@@ -73,7 +74,7 @@ def _saturated(whole: Value, zero: Value | None, target: DType) -> Value:
 
 def _centred(x: Value, zero: Value | None) -> Value:
     wide = cast(x, I32)
-    return wide if _is_zero(zero) or zero is None else wide - cast(zero, I32)
+    return wide if zero is None or _is_zero(zero) else wide - cast(zero, I32)
 
 
 def _rows(zero: Value | None) -> Value | None:

@@ -35,6 +35,8 @@ from fissile.onnx.rule import fission
 STEPS_LIMIT = 512
 
 Activation = Callable[[Value], Value]
+Stepped = tuple[list[Value], Value | None]  # h after every step, c after the last
+Steps = Callable[["_Cell", Value, Sequence[int]], Stepped]
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,59 @@ class _Cell:
         return along(self.bias, 0, 0, size), along(self.bias, 0, size, size)
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """All directions: the operator's operands as ONNX lays them out."""
+
+    w: Value
+    r: Value
+    b: Value | None
+    h: Value | None
+    c: Value | None
+    peephole: Value | None
+    lengths: Value | None
+    activations: tuple[Activation, ...]
+    clip: float | None
+
+    def run(self, steps: Steps, x: Value, direction: str, layout: int) -> list[Value]:
+        """[y: [time, directions, batch, hidden], y_h, y_c: [directions, batch, hidden]].
+
+        Layout 1 has the batch first."""
+        if layout:
+            x = transpose(x, (1, 0, 2))
+        time, count = x.shape[0], self.w.shape[0]
+        if not 0 < time <= STEPS_LIMIT:
+            raise ModelError(f"{time} time steps exceed the {STEPS_LIMIT} that can be unrolled")
+        if (direction, count) not in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
+            raise ModelError(f"{count} sets of weights do not fit direction {direction!r}")
+        results = []
+        for d in range(count):
+            backwards = direction == "reverse" or d == 1
+            results.append(_one_direction(steps, self.cell(d, time, layout), x, backwards))
+        y = _joined([ys for ys, _, _ in results], 1)
+        states = ([h for _, h, _ in results], [c for _, _, c in results if c is not None])
+        ends = [_joined(each, 0) for each in states if each]
+        if layout:
+            y, ends = transpose(y, (2, 0, 1, 3)), [transpose(e, (1, 0, 2)) for e in ends]
+        return [y, *ends]
+
+    def cell(self, d: int, time: int, layout: int) -> _Cell:
+        """The parameters of one direction."""
+        lengths = self.lengths
+        if lengths is not None and lengths.is_constant and bool(np.all(lengths.array == time)):
+            lengths = None
+        h, c = (
+            transpose(s, (1, 0, 2)) if layout and s is not None else s for s in (self.h, self.c)
+        )
+        b, h, c, peephole = (
+            None if v is None else _row(v, d) for v in (self.b, h, c, self.peephole)
+        )
+        each = len(self.activations) // self.w.shape[0]
+        own = self.activations[d * each :][:each]
+        w, r = _row(self.w, d), _row(self.r, d)
+        return _Cell(w, r, b, h, c, peephole, own, self.clip, self.r.shape[2], lengths)
+
+
 @fission("LSTM")
 def lstm(
     x, w, r, b=None, sequence_lens=None, initial_h=None, initial_c=None, p=None, *,
@@ -83,11 +138,10 @@ def lstm(
 ):  # fmt: skip
     if input_forget:
         raise ModelError("input_forget is not supported")
-    names = _activations(
-        activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), w
-    )
-    return _run(_lstm_steps, x, w, r, b, sequence_lens, initial_h, initial_c, p, names, clip,
-                direction, layout)  # fmt: skip
+    default = ("Sigmoid", "Tanh", "Tanh")
+    functions = _activations(activations, activation_alpha, activation_beta, default, w)
+    layer = _Layer(w, r, b, initial_h, initial_c, p, sequence_lens, functions, clip)
+    return layer.run(_lstm_steps, x, direction, layout)
 
 
 @fission("GRU")
@@ -96,10 +150,9 @@ def gru(
     activation_beta=None, activations=None, clip=None, direction="forward", hidden_size=None,
     layout=0, linear_before_reset=0,
 ):  # fmt: skip
-    names = _activations(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), w)
-    steps = _gru_linear_first if linear_before_reset else _gru_steps
-    return _run(steps, x, w, r, b, sequence_lens, initial_h, None, None, names, clip, direction,
-                layout)[:2]  # fmt: skip
+    functions = _activations(activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), w)
+    layer = _Layer(w, r, b, initial_h, None, None, sequence_lens, functions, clip)
+    return layer.run(_gru_linear_first if linear_before_reset else _gru_steps, x, direction, layout)
 
 
 @fission("RNN")
@@ -108,40 +161,10 @@ def rnn(
     activation_beta=None, activations=("Tanh", "Tanh"), clip=None, direction="forward",
     hidden_size=None, layout=0,
 ):  # fmt: skip
-    activations = activations[: w.shape[0]]
-    names = _activations(activations, activation_alpha, activation_beta, ("Tanh",), w)
-    return _run(_rnn_steps, x, w, r, b, sequence_lens, initial_h, None, None, names, clip,
-                direction, layout)[:2]  # fmt: skip
-
-
-def _run(steps, x, w, r, b, lengths, h, c, p, names, clip_at, direction, layout):
-    """(y: [time, directions, batch, hidden], y_h, y_c: [directions, batch, hidden]).
-
-    Layout 1 has the batch first."""
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ModelError(f"direction cannot be {direction!r}")
-    if layout:
-        x = transpose(x, (1, 0, 2))
-        h, c = (None if s is None else transpose(s, (1, 0, 2)) for s in (h, c))
-    time, directions, hidden = x.shape[0], w.shape[0], r.shape[2]
-    if time > STEPS_LIMIT:
-        raise ModelError(f"{time} time steps exceed the {STEPS_LIMIT} that can be unrolled")
-    if lengths is not None and lengths.is_constant and bool(np.all(lengths.array == time)):
-        lengths = None
-    if directions != (2 if direction == "bidirectional" else 1):
-        raise ModelError(f"{directions} sets of weights do not fit direction {direction!r}")
-    each = len(names) // directions
-    results = []
-    for d in range(directions):
-        parts = [None if v is None else _row(v, d) for v in (w, r, b, h, c, p)]
-        cell = _Cell(*parts, names[d * each :][:each], clip_at, hidden, lengths)
-        backwards = direction == "reverse" or d == 1
-        results.append(_one_direction(steps, cell, x, backwards))
-    y = _joined([ys for ys, _, _ in results], 1)
-    ends = [_joined([end[k] for end in results], 0) for k in (1, 2) if results[0][k] is not None]
-    if layout:
-        y, ends = transpose(y, (2, 0, 1, 3)), [transpose(e, (1, 0, 2)) for e in ends]
-    return [y, *ends]
+    names = activations[: w.shape[0]]
+    functions = _activations(names, activation_alpha, activation_beta, ("Tanh",), w)
+    layer = _Layer(w, r, b, initial_h, None, None, sequence_lens, functions, clip)
+    return layer.run(_rnn_steps, x, direction, layout)
 
 
 def _row(v: Value, index: int) -> Value:
@@ -154,24 +177,22 @@ def _joined(parts: Sequence[Value], axis: int) -> Value:
     return concat([reshape(v, (*shape[:axis], 1, *shape[axis:])) for v in parts], axis)
 
 
-def _one_direction(steps, cell: _Cell, x: Value, backwards: bool):
-    time, batch, _ = x.shape
-    order = range(time)[::-1] if backwards else range(time)
+def _one_direction(
+    steps: Steps, cell: _Cell, x: Value, backwards: bool
+) -> tuple[Value, Value, Value | None]:
+    order = range(x.shape[0])[::-1] if backwards else range(x.shape[0])
     hs, c = steps(cell, x, order)
-    zero = broadcast(constant(0, x.type.dtype), (batch, cell.hidden))
-    if cell.lengths is None:
-        shown = hs
-    else:
-        shown = [where(cell.alive(t), h, 0.0) for t, h in zip(order, hs, strict=True)]
-    ys = _joined(shown[::-1] if backwards else shown, 0)
-    return ys, (hs[-1] if hs else cell.h or zero), c
+    seen = hs
+    if cell.lengths is not None:
+        seen = [where(cell.alive(t), h, 0.0) for t, h in zip(order, hs, strict=True)]
+    return _joined(seen[::-1] if backwards else seen, 0), hs[-1], c
 
 
 def _inputs(cell: _Cell, x: Value, gates: int, whole_bias: bool) -> Value:
     """x W^T with the biases that need no recurrence: [time, batch, gates * hidden]."""
     pre = contract(x, cell.w, "tbi,gi->tbg")
     first, second = cell.halves(gates)
-    if first is None:
+    if first is None or second is None:
         return pre
     return pre + (first + second if whole_bias else first)
 
@@ -184,33 +205,26 @@ def _plus(x: Value, y: Value | None) -> Value:
     return x if y is None else x + y
 
 
-def _lstm_steps(cell: _Cell, x: Value, order: Sequence[int]):
+def _lstm_steps(cell: _Cell, x: Value, order: Sequence[int]) -> Stepped:
     """Gates i, o, f, c:  c' = f c + i g(c),  h' = o h(c')."""
     n, (f, g, h_of) = cell.hidden, cell.activations
     pre, h, c, hs = _inputs(cell, x, 4, True), cell.h, cell.c, []
-    pi, po, pf = (
-        (None,) * 3
-        if cell.peephole is None
-        else (along(cell.peephole, 0, k * n, n) for k in range(3))
-    )
     for t in order:
         z = _plus(_row(pre, t), _recurrent(h, cell.r))
+        new = g(cell.clipped(along(z, 1, 3 * n, n)))
         if cell.peephole is None:
             i, o, forget = _split(f(cell.clipped(along(z, 1, 0, 3 * n))), 3)
+            fresh = i * new if c is None else forget * c + i * new
         else:
+            pi, po, pf = (along(cell.peephole, 0, k * n, n) for k in range(3))
             zi, zo, zf, _ = _split(z, 4)
-            i, forget = (f(cell.clipped(_plus(a, _peep(q, c)))) for a, q in ((zi, pi), (zf, pf)))
-        new = g(cell.clipped(along(z, 1, 3 * n, n)))
-        fresh = i * new if c is None else forget * c + i * new
-        if cell.peephole is not None:
+            i = f(cell.clipped(zi if c is None else zi + pi * c))
+            forget = f(cell.clipped(zf if c is None else zf + pf * c))
+            fresh = i * new if c is None else forget * c + i * new
             o = f(cell.clipped(zo + po * fresh))
         h, c = cell.kept(t, o * h_of(fresh), h), cell.kept(t, fresh, c)
         hs.append(h)
     return hs, c
-
-
-def _peep(weights: Value, c: Value | None) -> Value | None:
-    return None if c is None else weights * c
 
 
 def _split(z: Value, count: int) -> list[Value]:
@@ -218,7 +232,7 @@ def _split(z: Value, count: int) -> list[Value]:
     return [along(z, 1, k * n, n) for k in range(count)]
 
 
-def _gru_steps(cell: _Cell, x: Value, order: Sequence[int]):
+def _gru_steps(cell: _Cell, x: Value, order: Sequence[int]) -> Stepped:
     """Gates z, r, h:  h' = (1 - z) g(Wx + R(r h)) + z h."""
     n, (f, g) = cell.hidden, cell.activations
     pre, h, hs = _inputs(cell, x, 3, True), cell.h, []
@@ -233,7 +247,7 @@ def _gru_steps(cell: _Cell, x: Value, order: Sequence[int]):
     return hs, None
 
 
-def _gru_linear_first(cell: _Cell, x: Value, order: Sequence[int]):
+def _gru_linear_first(cell: _Cell, x: Value, order: Sequence[int]) -> Stepped:
     """The reset gate applies after the recurrence:  g(Wx + r (R h + b))."""
     n, (f, g) = cell.hidden, cell.activations
     pre, h, hs = _inputs(cell, x, 3, False), cell.h, []
@@ -253,7 +267,7 @@ def _gru_linear_first(cell: _Cell, x: Value, order: Sequence[int]):
     return hs, None
 
 
-def _rnn_steps(cell: _Cell, x: Value, order: Sequence[int]):
+def _rnn_steps(cell: _Cell, x: Value, order: Sequence[int]) -> Stepped:
     (f,) = cell.activations
     pre, h, hs = _inputs(cell, x, 1, True), cell.h, []
     for t in order:

@@ -97,7 +97,8 @@ def resize_asymmetric(x, scales: Known, *, mode="nearest"):
 @fission("Resize", since=11)
 def resize(
     x, roi: Known | None = None, scales: Known | None = None, sizes: Ints | None = None, *,
-    antialias=0, axes=None, coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
+    antialias=0, axes=None, coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75,
+    exclude_outside=0,
     extrapolation_value=0.0, keep_aspect_ratio_policy="stretch", mode="nearest",
     nearest_mode="round_prefer_floor",
 ):  # fmt: skip

@@ -190,7 +190,7 @@ def _model(
     plan: Plan, graph: Graph, prefix: str, regions: dict[int, int], kernels: str, includes: str
 ) -> str:
     weights = max((w.offset + w.size_bytes for w in plan.weights), default=0)
-    parts = list(_run_parts(plan, graph, regions))
+    parts = list(_run_parts(plan, graph, prefix, regions))
     fill = {
         "HEAD": _head(graph), "PREFIX": prefix, "INCLUDES": includes, "KERNELS": _space(kernels),
         "ARENA": str(plan.arena_bytes), "SCRATCH": str(_scratch(plan)), "WEIGHTS": str(weights),
@@ -208,12 +208,14 @@ def _scratch(plan: Plan) -> int:
     return -(-plan.scratch_bytes // 64) * 64 + 64  # a line apart, so that threads never share one
 
 
-def _run_parts(plan: Plan, graph: Graph, regions: dict[int, int]) -> Iterator[tuple[str, str]]:
+def _run_parts(
+    plan: Plan, graph: Graph, prefix: str, regions: dict[int, int]
+) -> Iterator[tuple[str, str]]:
     """(name, text) of functions that run the steps one after another."""
     for part, start in enumerate(range(0, len(plan.steps), RUN_STEPS)):
         name = f"steps_{part}"
         lines = [
-            f"void {name}(model* m, const void* const* input, void* const* output) {{",
+            f"void {name}({prefix}* m, const void* const* input, void* const* output) {{",
             "  char* const arena = m->arena;",
             "  const char* const weights = m->weights;",
         ]

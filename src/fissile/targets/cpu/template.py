@@ -81,7 +81,6 @@ struct @PREFIX@ {
 
 namespace {
 
-typedef @PREFIX@ model;
 typedef void (*kernel_fn)(void** p, char* scratch, long begin, long end);
 constexpr size_t arena_bytes = @ARENA@, scratch_bytes = @SCRATCH@, weights_bytes = @WEIGHTS@;
 thread_local char message[512] = "";
@@ -103,7 +102,7 @@ void run_tiles(void* arg, int64_t begin, int64_t end, int thread) {
   a->kernel(a->pointers, a->scratch + thread * scratch_bytes, begin, end);
 }
 
-void launch_all(model* m, int step, kernel_fn kernel, long tiles, void** pointers) {
+void launch_all(@PREFIX@* m, int step, kernel_fn kernel, long tiles, void** pointers) {
   double start = m->us ? now_us() : 0;
   Launch a = {kernel, pointers, m->scratch};
   fissile::parallel(m->threads, run_tiles, &a, tiles);
@@ -111,17 +110,17 @@ void launch_all(model* m, int step, kernel_fn kernel, long tiles, void** pointer
 }
 
 template <int N>
-inline void launch(model* m, int step, kernel_fn kernel, long tiles, const void* const (&p)[N]) {
+inline void launch(@PREFIX@* m, int step, kernel_fn kernel, long tiles, const void* const (&p)[N]) {
   launch_all(m, step, kernel, tiles, (void**)p);
 }
 
-inline void copy(model* m, int step, void* to, const void* from, size_t bytes) {
+inline void copy(@PREFIX@* m, int step, void* to, const void* from, size_t bytes) {
   double start = m->us ? now_us() : 0;
   memcpy(to, from, bytes);
   if (m->us) m->us[step] = now_us() - start;
 }
 
-@PARTS@void run(model* m, const void* const* input, void* const* output) {
+@PARTS@void run(@PREFIX@* m, const void* const* input, void* const* output) {
 @CALLS@  (void)m, (void)input, (void)output;
 }
 
@@ -154,7 +153,7 @@ API @PREFIX@* @PREFIX@_create(const char* weights_path, int threads) {
   if (threads <= 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   fissile::pool* pool = fissile::pool_create(threads);
   int got = fissile::pool_threads(pool);
-  model* m = new model{pool, nullptr, nullptr, weights, nullptr};
+  @PREFIX@* m = new @PREFIX@{pool, nullptr, nullptr, weights, nullptr};
   m->arena = (char*)fissile::aligned_alloc64(arena_bytes);
   m->scratch = (char*)fissile::aligned_alloc64(scratch_bytes * got);
   if (m->arena && m->scratch) return m;

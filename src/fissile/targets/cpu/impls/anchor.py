@@ -1,10 +1,11 @@
-"""Regions around one window primitive: a convolution or a pool, with a prologue before it and an epilogue after.
+"""Regions around one window primitive: a convolution or a pool, what stands before and after it.
 
     y = epilogue(slide(prologue(inputs)))
 
-The slide is a two-dimensional problem on `padded` input of n images, c channels, h x w; one-dimensional
-data lies along h or along w. Everything here speaks of a point (n, m, h, w) of its result: m is the output
-channel. The epilogue is an expression on the accumulator at that point, stored where the point ends up.
+The slide is a two-dimensional problem on a padded input of n images, c channels, h x w;
+one-dimensional data lies along h or along w. Everything speaks of a point (n, m, h, w) of the result,
+m the output channel. The epilogue is an expression on the accumulator at that point, stored where
+the point ends up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ CHANNELS, COLUMNS = "channels", "columns"  # what the lanes of a vector run over
 
 @dataclass(frozen=True)
 class Slide:
-    """Extents of the anchor. Input n, c, h, w; output m, oh, ow; kernel, strides, dilations along h and w."""
+    """Extents of the window primitive `node`.
+
+    Input n, c, h, w; output m, oh, ow; kernel, strides and dilations along h and w. The input's
+    place (h, w) is (h step_h, w step_w) of the node's operand."""
 
     node: Node
     lanes: str
@@ -43,7 +47,7 @@ class Slide:
     dh: int
     dw: int
     groups: int
-    step_h: int = 1  # place (h, w) of the input is (h step_h, w step_w) of x
+    step_h: int = 1
     step_w: int = 1
 
     @property
@@ -68,17 +72,17 @@ class Slide:
         return replace(s, w=s.ow, sw=1, step_w=s.sw * s.step_w) if s.kw == 1 else s
 
     def input_point(self, n: Index, c: Index, h: Index, w: Index) -> Point:
-        """The index into x."""
+        """The index into the operand."""
         return self.point(n, c, h * self.step_h, w * self.step_w)
 
-    def point(self, n: Index, c: Index, h: Index, w: Index) -> Point:
+    def point(self, n: Index, m: Index, h: Index, w: Index) -> Point:
         """The index into the result."""
         if self.x.rank == 4:
-            return (n, c, h, w)
-        return (n, c, h if self.lanes == CHANNELS else w)
+            return (n, m, h, w)
+        return (n, m, h if self.lanes == CHANNELS else w)
 
     def axes(self) -> tuple[int, int | None, int | None]:
-        """Where c, h and w stand among the axes of x; None where w or h has no axis."""
+        """Where c, h and w stand among the axes of the operand; None for an axis that is not there."""
         if self.x.rank == 4:
             return 1, 2, 3
         return (1, 2, None) if self.lanes == CHANNELS else (1, None, 2)
@@ -88,33 +92,37 @@ def find(candidate: Candidate, prims: Sequence[str]) -> Node:
     """The only node of the region among these primitives. Raises Illegal."""
     found = [n for n in candidate.region.nodes if n.prim in prims]
     if len(found) != 1:
-        raise Illegal(f"{len(found)} nodes of {' or '.join(prims)} in the region, not one")
+        raise Illegal(f"{len(found)} of {' and '.join(prims)} in the region, not one")
     (node,) = found
-    if node.inputs[0].type.dtype is not F32:
-        raise Illegal(f"{node.prim} of {node.inputs[0].type}, only f32 is here")
-    if node.inputs[0].rank not in (3, 4):
-        raise Illegal(f"{node.prim} over {node.inputs[0].rank - 2} spatial axes, one or two are here")
-    if not node.value.type.numel or not node.inputs[0].type.numel:
+    x = node.inputs[0]
+    if x.type.dtype is not F32:
+        raise Illegal(f"{node.prim} of {x.type}: only f32 is here")
+    if x.rank not in (3, 4):
+        raise Illegal(f"{node.prim} over {x.rank - 2} spatial axes: one or two are here")
+    if not node.value.type.numel or not x.type.numel:
         raise Illegal("the result is empty")
     return node
 
 
 def lanes_of(candidate: Candidate, node: Node) -> str:
-    """Channels or columns, whichever is innermost in the first given token; `params` may ask for one."""
+    """Channels or columns, whichever is innermost in the first given token; `params` may ask."""
     if asked := candidate.param.get("lanes"):
         return asked
     names = [Var(f"a{k}", 0, extent - 1) for k, extent in enumerate(node.value.shape)]
     points = forward(candidate.region, node.value, tuple(var(v) for v in names))
     token = candidate.gives[0]
     if token.value not in points:
-        raise Illegal("an output is not one value for each of the convolution's or pool's")
+        raise _not_one_to_one(node)
     place = address(points[token.value], strides_of(token))
-    if node.value.shape[1] > 1 and place.coefficient(names[1]) == 1:
+    if names[1].extent > 1 and place.coefficient(names[1]) == 1:
         return CHANNELS
-    last = names[-1]
-    if last.extent == 1 or place.coefficient(last) == 1:
+    if names[-1].extent == 1 or place.coefficient(names[-1]) == 1:
         return COLUMNS
     raise Illegal("neither the channels nor the columns of the output are innermost")
+
+
+def _not_one_to_one(node: Node) -> Illegal:
+    return Illegal(f"an output is not one value for each of {node.prim}")
 
 
 def slide(node: Node, lanes: str, kernel: Sequence[int], m: int, groups: int) -> Slide:
@@ -126,10 +134,10 @@ def slide(node: Node, lanes: str, kernel: Sequence[int], m: int, groups: int) ->
             return values[0], values[1]
         return (values[0], 1) if lanes == CHANNELS else (1, values[0])
 
+    spatial = (pair(v) for v in (y[2:], kernel, a["strides"], a["dilations"]))
     return Slide(
-        node, lanes, x[0], x[1], *pair(x[2:]), m, *pair(y[2:]), *pair(kernel),
-        *pair(a["strides"]), *pair(a["dilations"]), groups,
-    )  # fmt: skip
+        node, lanes, x[0], x[1], *pair(x[2:]), m, *(e for p in spatial for e in p), groups=groups
+    )
 
 
 def address(point: Point, strides: Sequence[int]) -> Index:
@@ -141,23 +149,23 @@ def address(point: Point, strides: Sequence[int]) -> Index:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """C++ that ends one vector: uses `l`, the accumulator `a` and the variables n, m, h, w."""
+    """C++ that ends one vector: it uses `l`, the accumulator `a` and the variables n, m, h, w."""
 
     lines: list[str]
     operations: float
 
 
 def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
-    """Raises Illegal where an output is not computed from the accumulator at its own point, or not by lanes."""
+    """Raises Illegal where an output is not computed from the accumulator at its own point, or
+    cannot be by lanes."""
     n, m = Var("n", 0, s.n - 1), Var("m", 0, s.m - 1)
     h, w = Var("h", 0, s.oh - 1), Var("w", 0, s.ow - 1)
     lane = m if s.lanes == CHANNELS else w
     here = s.point(var(n), var(m), var(h), var(w))
     points = forward(candidate.region, s.node.value, here)
     leaves = {**writer.leaves(), s.node.value: _accumulator(here)}
-    for token in candidate.gives:
-        if token.value not in points:
-            raise Illegal("an output is not one value for each of the convolution's or pool's")
+    if any(t.value not in points for t in candidate.gives):
+        raise _not_one_to_one(s.node)
 
     def make(env: Env, decided: Decided) -> list[Store]:
         builder = Builder(leaves, decided)
@@ -167,7 +175,7 @@ def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
         ]
 
     trees = nest([], make, lanes=False, outer=lane)
-    stores = list(_stores(trees))
+    stores = _stores(trees)
     if not fits_lanes(stores, lane):
         raise Illegal(f"the epilogue cannot run with lanes along the {s.lanes}")
     lines = list(writer.printer.trees(trees, lane, indent=0))
@@ -183,7 +191,7 @@ def _accumulator(here: Point) -> Leaf:
     return leaf
 
 
-def _stores(trees: Sequence[Tree]) -> Sequence[Store]:
+def _stores(trees: Sequence[Tree]) -> list[Store]:
     found: list[Store] = []
     for tree in trees:
         if isinstance(tree, Do):
@@ -191,8 +199,3 @@ def _stores(trees: Sequence[Tree]) -> Sequence[Store]:
         elif isinstance(tree, If):
             found += [*_stores(tree.less), *_stores(tree.other)]
     return found
-
-
-def block(head: str, lines: Sequence[str], tail: str = "}") -> list[str]:
-    """Lines between braces."""
-    return [head, *("  " + line for line in lines), tail]

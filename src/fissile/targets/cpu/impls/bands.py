@@ -1,9 +1,10 @@
-"""Bands: the input rows that a block of output rows needs, read in place or computed into thread scratch.
+"""Bands: the input rows that a block of output rows needs, read in place or computed into scratch.
 
-    band[i - h0 * sh] = prologue(inputs)[i]     for h0 * sh <= i < (h1 - 1) * sh + reach
+    band[i - sh h0] = prologue(inputs)[i]     for sh h0 <= i < sh (h1 - 1) + reach
 
-A tile of a kernel is (split of the channels, image, band). Rows are named by their place i in the padded input, so
-a pad at the top is one comparison for each row, and pads at the sides split the loops when code is written.
+A tile of a kernel is (split of the channels, image, band). Rows are named by their place i in the
+padded input, so a pad at the top is one comparison for each row, and pads at the sides split the
+loops when the code is written.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate
-from fissile.targets.cpu.impls.anchor import CHANNELS, Slide, block
+from fissile.targets.cpu.impls.anchor import CHANNELS, Slide
+from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.tiles.expr import Builder
-from fissile.tiles.index import Var, var
+from fissile.tiles.index import Index, Var, var
 from fissile.tiles.nest import Decided, Env, Store, loop, nest
+
+LINE, SETS, WAYS = 16, 64, 8  # floats in a cache line; sets and ways of a first cache
 
 
 @dataclass(frozen=True)
@@ -45,20 +48,25 @@ class Tiling:
 
     def lines(self) -> list[str]:
         """From t to split, n, h0 and h1."""
-        n, b, rows = self.images, self.bands, self.rows
-        last = f"h0 + {rows}" if self.is_even else f"h0 + {rows} < {self.oh} ? h0 + {rows} : {self.oh}"
-        image = "t" if b == 1 else f"t / {b}"
-        parts = [f"const int64_t split = t / {n * b};"] if self.splits > 1 else []
-        parts.append(f"const int64_t n = {image} % {n};" if n > 1 and self.splits > 1 else
-                     f"const int64_t n = {image if n > 1 else 0};")  # fmt: skip
-        parts.append(f"const int64_t h0 = {f't % {b} * {rows}' if b > 1 else 0}, h1 = {last};")
-        return parts
+        image = "t" if self.bands == 1 else f"t / {self.bands}"
+        if self.images == 1:
+            image = "0"
+        elif self.splits > 1:
+            image += f" % {self.images}"
+        band = "t" if self.splits * self.images == 1 else f"t % {self.bands}"
+        h0 = plus((self.rows, band)) if self.bands > 1 else "0"
+        last = plus("h0", self.rows) if self.bands > 1 else str(self.oh)
+        if not self.is_even:
+            last = f"{last} < {self.oh} ? {last} : {self.oh}"
+        split = "t" if self.images * self.bands == 1 else f"t / {self.images * self.bands}"
+        parts = [f"split = {split}"] if self.splits > 1 else []
+        return [f"const int64_t {', '.join([*parts, f'n = {image}', f'h0 = {h0}', f'h1 = {last}'])};"]
 
 
 @dataclass(frozen=True)
 class Input:
-    """Where a tile reads: `lines` declare `in`, the first row of the band (or, of one plane `m`), column 0.
-    Strides in elements between rows, columns and channels."""
+    """Where a tile reads: `lines` declare `in`, column 0 of the first row of its band. Strides in
+    elements between rows, columns and channels."""
 
     lines: list[str]
     row: int
@@ -67,35 +75,36 @@ class Input:
 
 
 def whole(
-    candidate: Candidate, writer: Writer, s: Slide, rows: int, slack: int, tile: tuple[int, int] = (1, 1)
+    candidate: Candidate,
+    writer: Writer,
+    s: Slide,
+    rows: int,
+    slack: int = 0,
+    tile: tuple[int, int] = (1, 1),
 ) -> Input:
-    """All channels of a band. `slack`: how many elements behind the last one vectors may read. A `tile` of
-    (py, px) output pixels is read at once, channel by channel: its pixels must not meet in few cache sets."""
+    """All channels of a band. Vectors may read `slack` elements behind the last one. A `tile` of
+    (py, px) pixels is read at once, channel by channel, so its pixels must not meet in few sets of
+    the cache: pixels are moved apart where they would."""
     found = _in_place(candidate, s, slack)
     if found is not None and not _collides(s, tile, found.row, found.pixel):
         return found
     band_rows = (rows - 1) * s.sh + s.reach_h
-    pixel = next((c for c in range(s.c, s.c + 80, 16) if not _collides(s, tile, c * s.w, c)), s.c)
-    row, pixel, plane = (s.w * pixel, pixel, 1) if s.lanes == CHANNELS else (s.w, 1, band_rows * s.w)
-    writer.local("band", band_rows * s.w * (pixel if s.lanes == CHANNELS else s.c) + slack)
+    if s.lanes == CHANNELS:
+        sizes = range(s.c, s.c + 5 * LINE, LINE)
+        pixel = next((c for c in sizes if not _collides(s, tile, c * s.w, c)), s.c)
+        row, plane, size = s.w * pixel, 1, band_rows * s.w * pixel
+    else:
+        row, pixel, plane, size = s.w, 1, band_rows * s.w, band_rows * s.w * s.c
+    writer.local("band", size + slack)
     fill = _fill(candidate, writer, s, row, pixel, plane, var(loop("c", s.c)))
     return Input([*fill, "const float* in = band;"], row, pixel, plane)
-
-
-def _collides(s: Slide, tile: tuple[int, int], row: int, pixel: int) -> bool:
-    """Do more pixels fall into one set of a first cache than it holds? 64 sets of 8 lines of 64 bytes."""
-    if s.lanes != CHANNELS:
-        return False
-    sets = Counter(
-        (y * s.sh * row + x * s.sw * pixel) // 16 % 64 for y in range(tile[0]) for x in range(tile[1])
-    )
-    return max(sets.values()) > 5
 
 
 def plane_of(candidate: Candidate, writer: Writer, s: Slide, rows: int, slack: int) -> Input:
     """The one channel `m` of a band, rows contiguous."""
     if (found := _in_place(candidate, s, slack)) is not None:
-        return Input([found.lines[0].replace(";", f" + {found.plane} * m;")], found.row, 1, 0)
+        start = plus(found.lines[0].rstrip(";"), (found.plane, "m")) + ";"
+        return Input([start], found.row, 1, 0)
     writer.local("band", ((rows - 1) * s.sh + s.reach_h) * s.w + slack)
     fill = _fill(candidate, writer, s, s.w, 1, 0, var(Var("m", 0, s.c - 1)))
     return Input([*fill, "const float* in = band;"], s.w, 1, 0)
@@ -112,27 +121,38 @@ def _in_place(candidate: Candidate, s: Slide, slack: int) -> Input | None:
         return None
     plane, row, pixel = (0 if a is None else strides[a] for a in (c, h, w))
     row, pixel = row * s.step_h, pixel * s.step_w
-    start = f"const float* in = {_pointer(candidate, token)} + {strides[0]} * n + {row * s.sh} * h0;"
+    pointer = f"x{candidate.needs.index(token)}"
+    start = plus(f"const float* in = {pointer}", (strides[0], "n"), (row * s.sh, "h0")) + ";"
     return Input([start], row, pixel, plane)
 
 
-def _pointer(candidate: Candidate, token: Token) -> str:
-    return f"x{candidate.needs.index(token)}"
+def _collides(s: Slide, tile: tuple[int, int], row: int, pixel: int) -> bool:
+    """Do so many pixels fall into one set that those before them leave the cache?"""
+    if s.lanes != CHANNELS:
+        return False
+    places = [y * s.sh * row + x * s.sw * pixel for y in range(tile[0]) for x in range(tile[1])]
+    return max(Counter(p // LINE % SETS for p in places).values()) > WAYS - 3
 
 
-def _fill(candidate: Candidate, writer: Writer, s: Slide, row: int, pixel: int, plane: int, c) -> list[str]:
-    """Loops that compute the prologue into `band`; without a stride between planes only channel m."""
+def _fill(
+    candidate: Candidate, writer: Writer, s: Slide, row: int, pixel: int, plane: int, c: Index
+) -> list[str]:
+    """Loops that compute the prologue into `band`; of channel c alone where `plane` is 0."""
     n, i = Var("n", 0, s.n - 1), Var("i", 0, s.h - 1)
     leaves = writer.leaves()
 
     def make(env: Env, decided: Decided) -> Sequence[Store]:
-        channel = env.get("c", c)
-        value = Builder(leaves, decided).at(s.x, s.input_point(var(n), channel, var(i), env["w"]))
-        return [Store("line", env["w"] * pixel + channel * plane, value)]
+        channel, w = env.get("c", c), env["w"]
+        value = Builder(leaves, decided).at(s.x, s.input_point(var(n), channel, var(i), w))
+        return [Store("line", w * pixel + channel * plane, value)]
 
     over_c, over_w = loop("c", s.c), loop("w", s.w)
-    loops = [over_w] if not plane else [over_w, over_c] if s.lanes == CHANNELS else [over_c, over_w]
-    body = list(writer.printer.trees(nest(loops, make), indent=0))
-    first = "h0" if s.sh == 1 else f"h0 * {s.sh}"
-    head = f"for (int64_t i = {first}; i < (h1 - 1) * {s.sh} + {s.reach_h}; ++i) {{"
-    return block(head, [f"float* line = band + (i - {first}) * {row};", *body])
+    loops = [over_w, over_c] if s.lanes == CHANNELS else [over_c, over_w]
+    trees = nest(loops if plane else [over_w], make)
+    start = plus((s.sh, "h0"))
+    stop = plus((s.sh, "h1"), s.reach_h - s.sh)
+    line = plus("band", (row, f"(i - {start})"))
+    return block(
+        f"for (int64_t i = {start}; i < {stop}; ++i) {{",
+        [f"float* line = {line};", *writer.printer.trees(trees, indent=0)],
+    )

@@ -12,7 +12,6 @@ turn, and blocks of `BLOCK` elements are folded and added in order; across rows,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from fissile.ir.graph import Node, Value
@@ -23,8 +22,19 @@ from fissile.targets.cpu.impls.stages import OPS, border, places, stages
 from fissile.targets.cpu.impls.sums import FOLD, in_blocks, neutral
 from fissile.targets.cpu.impls.walk import EITHER, Piece, Walk, pieces_of, walk_of
 from fissile.targets.cpu.impls.writer import Writer, strides_of
-from fissile.tiles.cpp import compute_type, literal
-from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Literal, Load, Op, Point, Register, operations
+from fissile.tiles.cpp import compute_type
+from fissile.tiles.expr import (
+    Builder,
+    Expr,
+    Illegal,
+    Leaf,
+    Literal,
+    Load,
+    Op,
+    Point,
+    Register,
+    operations,
+)
 from fissile.tiles.index import Index, Var, const, substitute, var
 from fissile.tiles.nest import (
     Accumulate,
@@ -33,8 +43,6 @@ from fissile.tiles.nest import (
     Do,
     Env,
     For,
-    Lanes,
-    Raw,
     Statement,
     Store,
     Tree,
@@ -95,13 +103,17 @@ class _Rows:
             found += self._stage(stage)
         given = [(i, t) for i, t in enumerate(self.gives) if t.value not in self.places.full]
         if given:
-            found += self._nest(self.walk.lanes, lambda b, env: [self._give(b, env, i, t) for i, t in given])
+            found += self._nest(
+                self.walk.lanes, lambda b, env: [self._give(b, env, i, t) for i, t in given]
+            )
         return found
 
     def _stage(self, stage: int) -> list[Tree]:
         level, full = self.stages.level, self.places.full
         sums = {n: f"a{self.stages.reduces.index(n)}" for n in self.stages.ended_by(stage)}
-        given = [(i, t) for i, t in enumerate(self.gives) if t.value in full and level[t.value] == stage]
+        given = [
+            (i, t) for i, t in enumerate(self.gives) if t.value in full and level[t.value] == stage
+        ]
         stored = {t.value for _, t in given if self.places.is_plain(t.value)}
         kept = [v for v in self.full if level[v] == stage and v not in stored and self._is_dear(v)]
         buffers = {v: self._buffer(f"e{self.full.index(v)}", v) for v in kept}
@@ -109,29 +121,42 @@ class _Rows:
         def pass_over(b: Builder, env: Env, into: dict[Node, str]) -> list[Statement]:
             here = _moved(self.walk.here, env)
             done = [self._give(b, env, i, t) for i, t in given]
-            done += [Store(name, self._in_block(here, env), b.at(v, here)) for v, name in buffers.items()]
-            return [*done, *(self._add(n, a, b.at(n.inputs[0], here), env) for n, a in into.items())]
+            done += [
+                Store(name, self._in_block(here, env), b.at(v, here)) for v, name in buffers.items()
+            ]
+            return [
+                *done,
+                *(self._add(n, a, b.at(n.inputs[0], here), env) for n, a in into.items()),
+            ]
 
         found: list[Tree] = []
         if sums or given or kept:
-            found = self._across(sums, pass_over) if self.walk.lanes else self._along(sums, pass_over)
+            found = (
+                self._across(sums, pass_over) if self.walk.lanes else self._along(sums, pass_over)
+            )
         self._learn(stage, given, buffers)
         for n, register in sums.items():
             found += self._end(n, register)
         for v in self.maths:
             if level[v] == stage + 1 and not (self.walk.lanes and v.type.dtype is not F32):
-                found += self._define(f"m{self.maths.index(v)}", v, lambda b, env, v=v: b.at(v, self._row(env)))
+                found += self._define(
+                    f"m{self.maths.index(v)}", v, lambda b, env, v=v: b.at(v, self._row(env))
+                )
         return found
 
     # -- passes
 
-    def _along(self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]) -> list[Tree]:
+    def _along(
+        self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]
+    ) -> list[Tree]:
         """Lanes along the row; accumulators are registers."""
         (piece,) = pieces_of(self.walk, None)
         trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, sums))
         return in_blocks(trees, {a: (OPS[n.prim], n.value.type.dtype) for n, a in sums.items()})
 
-    def _across(self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]) -> list[Tree]:
+    def _across(
+        self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]
+    ) -> list[Tree]:
         """Lanes across rows; accumulators are arrays, and so are the parts of long sums."""
         lanes, long = self.walk.lanes, any(OPS[n.prim] in ("sum", "prod") for n in sums)
         pieces = pieces_of(self.walk, SERIES if long else None)
@@ -140,7 +165,9 @@ class _Rows:
             self.writer.local(name, self.walk.width)
         found = self._nest(lanes, lambda b, env: self._clear(sums, env)) if sums else []
         for piece in pieces:
-            trees = self._nest((*piece.inner, *lanes), lambda b, env: pass_over(b, env, parts), piece)
+            trees = self._nest(
+                (*piece.inner, *lanes), lambda b, env: pass_over(b, env, parts), piece
+            )
             if parts is not sums:
                 trees = [
                     *self._nest(lanes, lambda b, env: self._clear(parts, env)),
@@ -169,7 +196,9 @@ class _Rows:
         at = _moved(point, env)
         return Store(f"y{i}", _address(at, strides_of(t)), b.at(t.value, at))
 
-    def _nest(self, loops: Sequence[Var], statements: Statements, piece: Piece | None = None) -> list[Tree]:
+    def _nest(
+        self, loops: Sequence[Var], statements: Statements, piece: Piece | None = None
+    ) -> list[Tree]:
         def make(env: Env, decided: Decided) -> list[Statement]:
             env = piece.env(env) if piece else env
             return statements(Builder(self._leaves(env), decided), env)
@@ -196,11 +225,15 @@ class _Rows:
         e = Builder(self._leaves({}), EITHER).at(v, self.walk.here)
         lane = self.walk.lanes[0] if self.walk.lanes else _innermost(self.walk)
         loads = [p.address for p in expressions(e) if isinstance(p, Load)]
-        scattered = [a for a in loads if lane is not None and lane in a.vars and a.coefficient(lane) != 1]
+        scattered = [
+            a for a in loads if lane is not None and lane in a.vars and a.coefficient(lane) != 1
+        ]
         return operations(e) + len(loads) + DEAR * len(scattered) >= DEAR
 
     def _buffer(self, name: str, v: Value) -> str:
-        return self.writer.local(name, self.walk.length * self.walk.width, compute_type(v.type.dtype))
+        return self.writer.local(
+            name, self.walk.length * self.walk.width, compute_type(v.type.dtype)
+        )
 
     def _learn(self, stage: int, given: list[tuple[int, Token]], buffers: dict[Value, str]) -> None:
         """What was stored in this stage is read back in later ones."""
@@ -209,8 +242,13 @@ class _Rows:
                 name, self._in_block(point, env), v.type.dtype)  # fmt: skip
         for i, t in given:
             if self.places.is_plain(t.value):
-                self.known[t.value] = lambda env, i=i, t=t: lambda point: Load(
-                    f"y{i}", _address(point, strides_of(t)) + self._distance(point, env), t.value.type.dtype)
+                self.known[t.value] = lambda env, i=i, t=t: (
+                    lambda point: Load(
+                        f"y{i}",
+                        _address(point, strides_of(t)) + self._distance(point, env),
+                        t.value.type.dtype,
+                    )
+                )
 
     def _end(self, n: Node, register: str) -> list[Tree]:
         """The reduction's result, once its pass is over."""
@@ -229,7 +267,9 @@ class _Rows:
         """A statistic: one constant, or one element of an array for each lane."""
         if self.walk.lanes:
             self.writer.local(name, self.walk.width)
-            found = self._nest(self.walk.lanes, lambda b, env: [Store(name, self._lane(env), value(b, env))])
+            found = self._nest(
+                self.walk.lanes, lambda b, env: [Store(name, self._lane(env), value(b, env))]
+            )
         else:
             define = Define(name, value(Builder(self._leaves({}), EITHER), {}))
             found = [Do(tuple(self._settled((), [define])))]
@@ -254,7 +294,11 @@ class _Rows:
         return (self.walk.row_at(point) - row) * FAR
 
     def _in_block(self, point: Point, env: Env) -> Index:
-        return self.walk.place_in_row(point) * self.walk.width + self._lane(env) + self._distance(point, env)
+        return (
+            self.walk.place_in_row(point) * self.walk.width
+            + self._lane(env)
+            + self._distance(point, env)
+        )
 
 
 def _moved(point: Point, env: Env) -> Point:
@@ -270,4 +314,6 @@ def _address(point: Point, strides: Sequence[int]) -> Index:
 
 def _innermost(walk: Walk) -> Var | None:
     """The loop along a row that lanes may run over."""
-    return Var(f"i{walk.reduced[-1]}", 0, walk.shape[walk.reduced[-1]] - 1) if walk.reduced else None
+    return (
+        Var(f"i{walk.reduced[-1]}", 0, walk.shape[walk.reduced[-1]] - 1) if walk.reduced else None
+    )

@@ -62,7 +62,9 @@ def stages(region: Region) -> Stages:
     first = reduces[0]
     for n in reduces:
         if n.attrs["axes"] != first.attrs["axes"]:
-            raise Illegal(f"reductions over axes {list(first.attrs['axes'])} and {list(n.attrs['axes'])}")
+            raise Illegal(
+                f"reductions over axes {list(first.attrs['axes'])} and {list(n.attrs['axes'])}"
+            )
         if n.inputs[0].shape != first.inputs[0].shape:
             raise Illegal(f"reductions of {first.inputs[0].type} and {n.inputs[0].type}")
     if 0 in first.inputs[0].shape:

@@ -47,7 +47,9 @@ def in_blocks(trees: Sequence[Tree], sums: Sums) -> list[Tree]:
 
 def _blocked(tree: Tree, sums: Sums) -> list[Tree]:
     if isinstance(tree, If):
-        less, other = (tuple(b for t in part for b in _blocked(t, sums)) for part in (tree.less, tree.other))
+        less, other = (
+            tuple(b for t in part for b in _blocked(t, sums)) for part in (tree.less, tree.other)
+        )
         return [replace(tree, less=less, other=other)]
     if isinstance(tree, Lanes):
         return _cut(tree, BLOCK) if tree.var.extent > BLOCK else [tree]
@@ -66,7 +68,9 @@ def _cut(tree: For | Lanes, size: int) -> list[Tree]:
     v = tree.var
     count, rest = divmod(v.extent, size)
     o, i = Var(f"{v.name}b", 0, count - 1), Var(v.name, 0, size - 1)
-    found: list[Tree] = [For(o, (_moved(tree, v, i, var(o) * size),))] if count > 1 else [_moved(tree, v, i)]
+    found: list[Tree] = (
+        [For(o, (_moved(tree, v, i, var(o) * size),))] if count > 1 else [_moved(tree, v, i)]
+    )
     if rest:
         found.append(_moved(tree, v, Var(v.name, 0, rest - 1), const(count * size)))
     return found
@@ -88,7 +92,12 @@ def _apart(tree: Tree, sums: Sums) -> Tree:
         return replace(tree, body=tuple(_apart(t, sums) for t in tree.body))
     assert isinstance(tree, For)
     body = tuple(
-        Do(tuple(replace(s, register=f"{s.register}p") if isinstance(s, Accumulate) else s for s in t.statements))
+        Do(
+            tuple(
+                replace(s, register=f"{s.register}p") if isinstance(s, Accumulate) else s
+                for s in t.statements
+            )
+        )
         for t in tree.body
         if isinstance(t, Do)
     )

@@ -1,12 +1,13 @@
-"""What kernels of register tiles share: loops over blocks of lanes, the walk over accumulators, the frame."""
+"""What kernels of register tiles share: blocks of lanes, the walk over accumulators, the frame."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fissile.kernels.candidate import Kernel
-from fissile.targets.cpu.impls.anchor import Epilogue, block
+from fissile.targets.cpu.impls.anchor import Epilogue
 from fissile.targets.cpu.impls.bands import Tiling
+from fissile.targets.cpu.impls.lines import block
 from fissile.targets.cpu.impls.shape import LaneSplit
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
@@ -25,21 +26,22 @@ def blocks(function: str, split: LaneSplit, index: str, arguments: str) -> list[
 def each_vector(lanes: str, end: Epilogue, where: Sequence[str]) -> list[str]:
     """The epilogue of every accumulator c[p][v]; `where` declares h, w and m from p and v."""
     unroll = "true" if end.operations <= UNROLLED else "false"
-    return block(
-        f"each_vector<{lanes}, {unroll}>(c, [&](auto l, vf a, int p, int v) {{", [*where, *end.lines], "});"
-    )
-
-
-def done(writer: Writer, machine: Machine, tiling: Tiling, body: Sequence[str]) -> Kernel:
-    """The kernel whose tile is `body` after the variables of the tiling."""
-    writer.scratch_lines.insert(0, f'static_assert(VL == {machine.vl}, "written for another vector length");')
-    lines = [*tiling.lines(), *body]
-    return writer.kernel(["    " + line for line in lines], tiling.count)
+    head = f"each_vector<{lanes}, {unroll}>(c, [&](auto l, vf a, int p, int v) {{"
+    return block(head, [*where, *end.lines], "});")
 
 
 def share_of(name: str, count: int, tiling: Tiling) -> str:
     """The head of a loop over the part of 0 .. count - 1 that belongs to the tile's split."""
-    if tiling.splits == 1:
-        return f"for (int64_t {name} = 0; {name} < {count}; ++{name})"
-    share = count // tiling.splits
-    return f"for (int64_t {name} = split * {share}; {name} < (split + 1) * {share}; ++{name})"
+    start, stop = "0", str(count)
+    if tiling.splits > 1:
+        share = count // tiling.splits
+        start, stop = f"split * {share}", f"(split + 1) * {share}"
+    return f"for (int64_t {name} = {start}; {name} < {stop}; ++{name})"
+
+
+def done(writer: Writer, machine: Machine, tiling: Tiling, body: Sequence[str]) -> Kernel:
+    """The kernel whose tile is `body` after the variables of the tiling."""
+    fits = f'static_assert(VL == {machine.vl}, "written for another vector length");'
+    writer.scratch_lines.insert(0, fits)
+    lines = [*tiling.lines(), *body]
+    return writer.kernel(["    " + line for line in lines], tiling.count)

@@ -64,7 +64,9 @@ class Walk:
         return flatten(tuple(point[a] for a in self.kept), tuple(self.shape[a] for a in self.kept))
 
     def place_in_row(self, point: Point) -> Index:
-        return flatten(tuple(point[a] for a in self.reduced), tuple(self.shape[a] for a in self.reduced))
+        return flatten(
+            tuple(point[a] for a in self.reduced), tuple(self.shape[a] for a in self.reduced)
+        )
 
 
 def walk_of(s: Stages, leaves: Mapping[Value, Leaf]) -> Walk:
@@ -124,7 +126,10 @@ class Piece:
     index: dict[str, Index]
 
     def env(self, env: Env) -> Env:
-        return {**env, **{name: substitute(i, lambda v: env.get(v.name)) for name, i in self.index.items()}}
+        return {
+            **env,
+            **{name: substitute(i, lambda v: env.get(v.name)) for name, i in self.index.items()},
+        }
 
 
 def pieces_of(walk: Walk, limit: int | None) -> list[Piece]:

@@ -15,11 +15,12 @@ FOLDS = {"window_max": MAXIMUM, "window_sum": SUM}
 
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
-    """The kernel of a region with one pool. `params` may hold lanes (channels or columns), px, nv, rows."""
+    """The kernel of a region with one pool. `params` may hold lanes (channels or columns), px, nv
+    and rows."""
     try:
         node = find(candidate, tuple(FOLDS))
-        channels = node.inputs[0].shape[1]
-        s = slide(node, lanes_of(candidate, node), node.attrs["kernel"], channels, channels)
+        lanes, channels = lanes_of(candidate, node), node.inputs[0].shape[1]
+        s = slide(node, lanes, node.attrs["kernel"], channels, channels)
         return per_channel(candidate, machine, s, FOLDS[node.prim])
     except Illegal as reason:
         return reason.no

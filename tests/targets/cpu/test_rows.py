@@ -1,0 +1,215 @@
+"""Row kernels against numpy in float64: values, bounds, partitions, NaN, element types, refusals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fissile.ir import prims as p
+from fissile.ir.graph import Value, placeholder
+from fissile.ir.layout import Layout, channels_last, row_major
+from fissile.ir.types import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType, of
+from fissile.targets.cpu.impls import rows
+
+sys.path.insert(0, str(Path(__file__).parent))
+from running import candidate_of, expected, run_kernel  # noqa: E402
+
+LAST = channels_last(4)
+TOLERANCE = {F64: 1e-14, F32: 2e-6, F16: 2e-3, BF16: 2e-2}
+
+
+def softmax(x: Value, axes: int | tuple[int, ...]) -> Value:
+    e = p.exp(x - p.reduce_max(x, axes))
+    return e / p.reduce_sum(e, axes)
+
+
+def normalised(x: Value, axes: int | tuple[int, ...]) -> Value:
+    centred = x - p.reduce_mean(x, axes)
+    return centred * p.rsqrt(p.reduce_mean(centred * centred, axes) + 1e-5)
+
+
+def noise(*shape: int, seed: int = 7, dtype: DType = F32) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    if dtype is BOOL:
+        return random.random(shape) < 0.5
+    if dtype.is_integer:
+        return random.integers(0, 20, shape).astype(dtype.numpy)
+    return random.standard_normal(shape).astype(dtype.numpy)
+
+
+def weights(*shape: int) -> Value:
+    return p.constant(noise(*shape, seed=11))
+
+
+def check(
+    outputs: Value | Sequence[Value],
+    layouts: Mapping[Value, Layout] | None = None,
+    inputs: Sequence[np.ndarray] | None = None,
+) -> str:
+    """The kernel's text, once its values are those of numpy."""
+    outputs = (outputs,) if isinstance(outputs, Value) else tuple(outputs)
+    candidate = candidate_of(outputs, dict(layouts or {}))
+    kernel = rows.lower(candidate)
+    assert kernel, kernel
+    tensors = candidate.region.tensors
+    inputs = inputs or [noise(*v.shape, seed=k, dtype=v.type.dtype) for k, v in enumerate(tensors)]
+    results = run_kernel(candidate, kernel, inputs)
+    single = expected(candidate, inputs, reference=False)
+    for got, want, plain in zip(results, expected(candidate, inputs), single, strict=True):
+        if got.dtype.kind in "iub":
+            np.testing.assert_array_equal(got, want)
+            continue
+        dtype = next(d for d in TOLERANCE if d.numpy == got.dtype)
+        scale = np.abs(want[np.isfinite(want)]).max(initial=0)
+        error = np.abs((plain - want)[np.isfinite(want)]).max(initial=0)
+        bound = max(TOLERANCE[dtype] * scale, 8 * error)
+        np.testing.assert_allclose(got.astype(np.float64), want, 0, bound, equal_nan=True)
+    return kernel.source
+
+
+def refusal(*outputs: Value) -> str:
+    result = rows.lower(candidate_of(outputs))
+    assert not result
+    return result.reason  # pyright: ignore
+
+
+SHAPES = [(1, 1), (3, 7), (1, 17), (17, 1), (2, 17, 33), (5, 197), (4, 3, 128), (300, 33), (3, 4100)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax_and_layer_norm_over_the_last_axis(shape: tuple[int, ...]) -> None:
+    x = placeholder(of(shape))
+    n = shape[-1]
+    check(softmax(x, -1))
+    check(normalised(x, -1) * weights(n) + weights(n))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax_and_layer_norm_over_the_first_axis(shape: tuple[int, ...]) -> None:
+    x = placeholder(of(shape))
+    check(softmax(x, 0))
+    check(normalised(x, 0))
+
+
+@pytest.mark.parametrize("layout", [row_major(4), LAST])
+@pytest.mark.parametrize("shape", [(1, 32, 12, 11), (2, 3, 9, 7), (3, 17, 1, 5), (1, 33, 33, 1)])
+def test_maps(shape: tuple[int, ...], layout: Layout) -> None:
+    """Instance norm, pooling over the whole map, softmax over channels."""
+    x, c = placeholder(of(shape)), shape[1]
+    norm = normalised(x, (2, 3)) * weights(c, 1, 1) + weights(c, 1, 1)
+    pooled = p.reduce_mean(x, (2, 3))
+    flat = p.reshape(p.maximum(pooled, 0.0), shape[:2])
+    for y in (norm, p.maximum(norm, 0.0), softmax(x, 1), pooled, normalised(x, 1)):
+        check(y, {x: layout, y: layout})
+    check([flat, pooled], {x: layout, pooled: layout})
+
+
+def test_attention_softmax_with_scale_and_mask() -> None:
+    x, mask = placeholder(of([2, 12, 17, 33])), placeholder(of([2, 1, 1, 33]))
+    y = softmax(x * 0.125 + mask, -1)
+    text = check(y)
+    assert text.count("exp(") == 1, "the exponential is computed once and kept"
+    check(p.transpose(y, (0, 2, 1, 3)))
+    check(p.reshape(p.transpose(y, (0, 2, 1, 3)), (34, 12 * 33)))
+
+
+def test_an_output_of_an_early_stage_is_read_back() -> None:
+    x, skip = placeholder(of([9, 40])), placeholder(of([9, 40]))
+    total = x + skip + weights(40)
+    text = check([total, normalised(total, -1) * weights(40)])
+    assert text.count("load(l, x0") == 1
+
+
+def test_norms_and_statistics() -> None:
+    x = placeholder(of([5, 197]))
+    check(x / p.sqrt(p.reduce_sum(x * x, 1)))
+    check(x * p.rsqrt(p.reduce_mean(x * x, 1) + 1e-6) * weights(197))
+    top = p.reduce_max(x, 1)
+    check(p.log(p.reduce_sum(p.exp(x - top), 1)) + top)
+    for axis in (0, 1):
+        check([make(x, axis) for make in (p.reduce_max, p.reduce_min, p.reduce_sum, p.reduce_prod)])
+
+
+def test_group_norm_through_reshapes() -> None:
+    x = placeholder(of([2, 32, 7, 5]))
+    y = p.reshape(normalised(p.reshape(x, (2, 8, 140)), 2), x.shape) * weights(32, 1, 1)
+    for layout in (row_major(4), LAST):
+        check(y, {x: layout, y: layout})
+
+
+def test_prologue_of_layout_primitives() -> None:
+    x = placeholder(of([3, 20, 9]))
+    check(softmax(p.slice_(p.transpose(x, (0, 2, 1)), (0, 1, 2), (3, 7, 17)), -1))
+    check(p.reduce_mean(p.pad(x, (0, 0, 2), (0, 0, 3)), 2))
+    check(p.reduce_max(p.concat([x, x * 2.0], 2), 2))
+    check(softmax(p.concat([x, x * 2.0], 1), 1))
+    check(normalised(p.pad(x, (0, 1, 0), (0, 1, 0), "edge"), 2))
+
+
+def test_long_sums_are_as_accurate_as_pairwise_ones() -> None:
+    data = noise(3, 50176) + np.float32(100)
+    for shape, axis in (((3, 50176), 1), ((50176, 3), 0), ((6, 50021), 1), ((50021, 6), 0)):
+        values = np.resize(data, shape)
+        x = placeholder(of(shape))
+        candidate = candidate_of((p.reduce_sum(x, axis),))
+        kernel = rows.lower(candidate)
+        assert kernel
+        (got,) = run_kernel(candidate, kernel, [values])
+        exact = values.astype(np.float64).sum(axis=axis, keepdims=True)
+        pairwise = np.ascontiguousarray(np.moveaxis(values, axis, -1)).sum(axis=-1)
+        error = np.abs(pairwise - exact.reshape(pairwise.shape)).max()
+        assert np.abs(got - exact).max() <= 4 * error + 1e-7 * np.abs(exact).max()
+
+
+def test_nan_and_infinities() -> None:
+    values = noise(6, 37)
+    values[1, 5], values[2, 36], values[3, 0] = np.nan, np.inf, -np.inf
+    values[4] = -np.inf
+    x = placeholder(of([6, 37]))
+    for axis in (0, 1):
+        check([p.reduce_max(x, axis), p.reduce_min(x, axis)], inputs=[values])
+        check(softmax(x, axis), inputs=[values])
+
+
+@pytest.mark.parametrize("dtype", [F64, F16, BF16])
+def test_other_floats(dtype: DType) -> None:
+    x = placeholder(of([3, 5, 19], dtype))
+    for axis in (1, 2):
+        check(softmax(x, axis))
+        check([make(x, axis) for make in (p.reduce_mean, p.reduce_max, p.reduce_sum)])
+
+
+@pytest.mark.parametrize("dtype", [I8, I32, I64, U8])
+def test_integers_wrap(dtype: DType) -> None:
+    x = placeholder(of([3, 5, 19], dtype))
+    for axis in (0, 2):
+        check([make(x, axis) for make in (p.reduce_max, p.reduce_min, p.reduce_sum, p.reduce_prod)])
+        check(p.cast(p.reduce_mean(x, axis), F32))
+    check(p.reduce_mean(p.cast(x, F32), 2))
+
+
+def test_a_sum_has_one_order() -> None:
+    """The same statistic in two kernels has the same bits."""
+    x = placeholder(of([4, 1000]))
+    mean = p.reduce_mean(x, 1)
+    centred = x - mean
+    alone, with_use = candidate_of((mean,)), candidate_of((mean, centred))
+    data = [noise(4, 1000)]
+    results = [run_kernel(c, rows.lower(c), data)[0] for c in (alone, with_use)]  # pyright: ignore
+    assert results[0].tobytes() == results[1].tobytes()
+
+
+def test_refusals_have_reasons() -> None:
+    x = placeholder(of([4, 6]))
+    assert "axes" in refusal(p.reduce_sum(x, 0) + p.reduce_sum(x, 1))
+    assert "neither" in refusal(p.pad(softmax(x, 1), (1, 0), (0, 0)))
+    assert "argmax" in refusal(p.argument("argmax", x, 1))
+    assert "no reduction" in refusal(x + 1.0)
+    assert "of nothing" in refusal(p.reduce_sum(placeholder(of([0, 3])), 1))
+    square = placeholder(of([6, 6]))
+    assert "another row" in refusal(square - p.transpose(p.reduce_mean(square, 1), (1, 0)))
+    assert "contract" in refusal(p.reduce_sum(p.contract(square, square, "ab,bc->ac"), 1))
