@@ -24,7 +24,8 @@ from fissile.targets.cpu.impls.anchor import (
 from fissile.targets.cpu.impls.bands import Input, whole
 from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.shape import Shape, columns_shape, pixels_shape
-from fissile.targets.cpu.impls.sliding import DEPTHWISE, per_channel
+from fissile.targets.cpu.impls.planes import DEPTHWISE
+from fissile.targets.cpu.impls.sliding import per_channel
 from fissile.targets.cpu.impls.tiled import blocks, done, each_vector, share_of
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine

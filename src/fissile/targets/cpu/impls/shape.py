@@ -1,11 +1,12 @@
 """The shape of the register tile, and how the work is cut into tiles: least modelled cycles.
 
-    step(p, v) = max(p v, 8) + loads(p, v)        p pixels (or channels) x v vectors, one step of the sum
+    step(p, v) = max(p v, 8) + loads(p, v)      p pixels (or channels) x v vectors, one term of the sum
 
-Fewer than eight accumulators leave the units waiting. The loads were fitted to measurements: where fma broadcasts
-an operand from memory itself (AVX-512), one vector of weights for 28 pixels runs at 98 % of the peak and every further
-vector costs more than it saves; elsewhere a broadcast is an instruction that two vectors share best. A cover of
-an extent by blocks follows `for_rows` of the run time: the fewest blocks, of two sizes that differ by one.
+Fewer than eight accumulators leave the units waiting. The loads were fitted to measurements: where
+fma broadcasts an operand from memory itself (AVX-512), one vector of weights for 28 pixels runs at
+98 % of the peak, and every further vector costs more than it saves; elsewhere a broadcast is an
+instruction, which two vectors share best. A cover of an extent by blocks follows `for_rows` of the
+run time: the fewest blocks, of two sizes that differ by one.
 """
 
 from __future__ import annotations
@@ -87,8 +88,10 @@ def pixels_shape(s: Slide, machine: Machine, asked: Mapping[str, Any]) -> Shape:
             for py in range(1, min(s.oh, _room(nv, machine) // px, 8) + 1):
                 cycles = sum(
                     k * a * b * step(p * q, v, machine)
-                    for k, v, _ in split.kinds for a, p in cover(s.ow, px) for b, q in cover(s.oh, py)
-                )  # fmt: skip
+                    for k, v, _ in split.kinds
+                    for a, p in cover(s.ow, px)
+                    for b, q in cover(s.oh, py)
+                )
                 ranked.append((cycles, px, py, nv))
     _, px, py, nv = min(r for r in ranked if _agrees(asked, px=r[1], py=r[2], nv=r[3]))
     split = LaneSplit(per_group, nv, machine.vl)
@@ -105,11 +108,14 @@ def columns_shape(s: Slide, machine: Machine, asked: Mapping[str, Any]) -> Shape
             break
         for mr in _sizes(per_group, _room(nv, machine)):
             cycles = sum(
-                k * a * (step(p, v, machine) + v) for k, v, _ in split.kinds for a, p in cover(per_group, mr)
+                k * a * (step(p, v, machine) + v)
+                for k, v, _ in split.kinds
+                for a, p in cover(per_group, mr)
             )
             ranked.append((cycles, mr, nv))
     _, mr, nv = min(r for r in ranked if _agrees(asked, px=r[1], nv=r[2]))
-    return Shape(mr, 1, LaneSplit(s.ow, nv, machine.vl), _tiling(s, machine, asked, _divisors(per_group, mr), 1))
+    tiling = _tiling(s, machine, asked, _divisors(per_group, mr), 1)
+    return Shape(mr, 1, LaneSplit(s.ow, nv, machine.vl), tiling)
 
 
 def _divisors(extent: int, least: int) -> int:

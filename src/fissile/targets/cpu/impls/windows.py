@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.anchor import find, lanes_of, slide
-from fissile.targets.cpu.impls.sliding import MAXIMUM, SUM, per_channel
+from fissile.targets.cpu.impls.planes import MAXIMUM, SUM
+from fissile.targets.cpu.impls.sliding import per_channel
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import Illegal
 
