@@ -171,17 +171,26 @@ def test_names_are_escaped_and_cut():
     assert len(str(refusal.value)) < 250
 
 
+def nested(levels: int) -> ModelProto:
+    """Branches within branches, all under one run-time condition."""
+
+    def leaf(name):
+        out = [helper.make_tensor_value_info(name, 1, [2])]
+        return helper.make_graph([helper.make_node("Neg", ["x"], [name])], name, [], out)
+
+    graph = leaf("y0")
+    for level in range(1, levels + 1):
+        name = f"y{level}"
+        layer = helper.make_node(
+            "If", ["c"], [name], then_branch=graph, else_branch=leaf(f"e{level}")
+        )
+        graph = helper.make_graph([layer], name, [], [helper.make_tensor_value_info(name, 1, [2])])
+    return model_of(graph.node, {"x": (2,), "c": np.zeros((), bool)}, [f"y{levels}"])
+
+
 def test_deep_nesting_is_refused():
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y0"])], "leaf", [],
-                              [helper.make_tensor_value_info("y0", 1, [2])])  # fmt: skip
-    for level in range(1, 45):
-        nodes = [helper.make_node("If", ["c"], [f"y{level}"], then_branch=graph, else_branch=graph)]
-        outputs = [helper.make_tensor_value_info(f"y{level}", 1, [2])]
-        if level == 12:  # both branches double the text; nest only one from here on
-            break
-        graph = helper.make_graph(nodes, f"g{level}", [], outputs)
-    model = model_of(nodes, {"x": (2,), "c": np.zeros((), bool)}, ["y12"])
-    assert load(model).outputs[0].shape == (2,)
+    assert load(nested(8)).outputs[0].shape == (2,)
+    refused("nested deeper than 32 levels", nested(40))
 
 
 def test_functions_that_call_themselves_are_refused():

@@ -100,6 +100,8 @@ def cast(x: Array, to: str) -> tuple[Array]:
 
 
 def total(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    # numpy sums in pairs only along contiguous axes, else one by one with far larger error
+    x = np.ascontiguousarray(x)
     return np.sum(x, axis=axis, keepdims=keepdims, dtype=x.dtype)
 
 

@@ -17,6 +17,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from fissile.errors import ModelError, shown
 from fissile.ir.types import BY_ONNX
 
+_PER_BYTE = {"u4": 2, "i4": 2, "f4e2m1": 2, "u2": 4, "i2": 4}  # packed elements
 _REMEDY = "export it again with the ONNX exporter of your framework"
 
 
@@ -47,24 +48,20 @@ class Tensors:
         return array if array.dtype == expected else array.astype(expected)
 
     def _inlined(self, tensor: TensorProto) -> TensorProto:
-        place = {entry.key: entry.value for entry in tensor.external_data}
+        """A copy that holds its external data."""
+        name, place = shown(tensor.name), {e.key: e.value for e in tensor.external_data}
         path = self._contained(tensor.name, place.get("location", ""))
-        copy = TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name)
-        bits = BY_ONNX[tensor.data_type].name
-        per_byte = 4 if bits.endswith("2") and bits[0] in "ui" and len(bits) == 2 else 1
-        per_byte = 2 if bits in ("u4", "i4", "f4e2m1") else per_byte
-        size = math.prod(tensor.dims) * BY_ONNX[tensor.data_type].size_bytes
-        size = -(-size // per_byte)
-        offset, length = (
-            _whole(tensor.name, place, "offset", 0),
-            _whole(tensor.name, place, "length", size),
-        )
-        available = path.stat().st_size
-        if length != size or offset + length > available:
+        dtype = BY_ONNX[tensor.data_type]
+        size = -(-math.prod(tensor.dims) * dtype.size_bytes // _PER_BYTE.get(dtype.name, 1))
+        offset = _whole(tensor.name, place, "offset", 0)
+        length = _whole(tensor.name, place, "length", size)
+        held = path.stat().st_size
+        if length != size or offset + length > held:
             raise ModelError(
-                f"tensor {shown(tensor.name)} needs {size} bytes, but its external data names "
-                f"{length} bytes from offset {offset} of {shown(path.name)}, which holds {available} bytes"
+                f"tensor {name} needs {size} bytes, but its external data names {length} bytes "
+                f"from offset {offset} of {shown(path.name)}, which holds {held} bytes"
             )
+        copy = TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name)
         with path.open("rb") as file:
             file.seek(offset)
             copy.raw_data = file.read(length)

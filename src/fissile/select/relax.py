@@ -26,7 +26,8 @@ from fissile.select.separate import (
 ROUNDS = 60
 CUTS = ("landmark", "founded", "odd")
 STALL = 3  # rounds that close less than
-WORTH = 0.01  # of what is left between bound and aim
+WORTH = 0.01  # of what is left between bound and aim, nor
+WORTH_OF_BOUND = 2e-5  # of the bound: the incumbent may be poor, and what is left too large
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,8 @@ def relax(
         values, reduced, objective = solved[0].tolist(), solved[1].tolist(), solved[2] / scale
         best = better(problem, best, values)
         aim = min(goal, cost_of(problem, best))
-        stall = 0 if objective - result.bound > WORTH * (aim - result.bound) else stall + 1
+        worth = min(WORTH * (aim - result.bound), WORTH_OF_BOUND * result.bound)
+        stall = 0 if objective - result.bound > worth else stall + 1
         bound = max(objective, result.bound)
         unscaled = tuple(d / scale for d in reduced)
         result = Relaxation(bound, tuple(values), unscaled, (), best, serial + 1)

@@ -1,7 +1,8 @@
 """Compiles one kernel and runs it: how a test asks whether the text computes what its region says.
 
-Arrays come and go in logical order; tokens lie in memory in their layouts. Guard bands stand around every
-buffer, constants are packed as the kernel asks, and several partitions of the tiles must give the same bits.
+Arrays come and go in logical order; tokens lie in memory in their layouts. Guard bands stand around
+every buffer, constants are packed as the kernel asks, and several partitions of the tiles must give
+the same bits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +27,8 @@ from fissile.targets.cpu.emit import RUNTIME, entry, kernel_includes, runtime_fi
 from fissile.targets.cpu.packing import pack
 
 FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-fwrapv", "-Wno-psabi", "-fPIC", "-shared", "-Wall", "-Werror=uninitialized",
+    "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-trapping-math", "-fwrapv", "-Wno-psabi", "-fPIC", "-Wall", "-Werror=uninitialized",
 )  # fmt: skip
 GUARD = 256  # bytes on each side of a buffer
 _MARK = 0xA5
@@ -45,7 +47,7 @@ def candidate_of(
     impl: str = "test",
     **params: object,
 ) -> Candidate:
-    """A candidate over everything that computes `outputs`; row-major where `layouts` says nothing."""
+    """A candidate over all that computes `outputs`; row-major where `layouts` says nothing."""
     region, layouts = region_of(*outputs), layouts or {}
 
     def token(v: Value) -> Token:
@@ -66,26 +68,34 @@ def expected(
     return evaluate(graph, inputs, reference)
 
 
+@cache
+def _headers(flags: tuple[str, ...]) -> Path:
+    """One header with all of the runtime's, compiled once: most of a small kernel's time."""
+    folder = Path(_FOLDER.name) / hashlib.sha256(repr(flags).encode()).hexdigest()[:12]
+    folder.mkdir()
+    header = folder / "kernels.h"
+    header.write_text(kernel_includes(runtime_files(), ""))
+    _compiler(*flags, "-x", "c++-header", str(header), "-o", f"{header}.gch")
+    return header
+
+
+def _compiler(*arguments: str) -> None:
+    command = ["g++", *FLAGS, "-I", str(RUNTIME), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+
+
 def compiled(kernel: Kernel, flags: Sequence[str] = ()) -> ctypes._CFuncPtr:  # pyright: ignore
     """entry(pointers, scratch, begin, end); equal texts are compiled once."""
     body = kernel.source + entry(kernel, 'extern "C" void')
-    text = f"{kernel_includes(runtime_files(), '')}\nnamespace fissile {{\n{body}}}\n"
+    text = f"namespace fissile {{\n{body}}}\n"
     name = Path(_FOLDER.name) / hashlib.sha256(f"{text}{flags}".encode()).hexdigest()[:20]
     library = name.with_suffix(".so")
     if not library.exists():
-        name.with_suffix(".cpp").write_text(text)
-        command = [
-            "g++",
-            *FLAGS,
-            *flags,
-            "-I",
-            str(RUNTIME),
-            str(name.with_suffix(".cpp")),
-            "-o",
-            str(library),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{done.stderr[:4000]}\n{kernel.source}"
+        source = name.with_suffix(".cpp")
+        source.write_text(text)
+        header = _headers(tuple(flags))
+        _compiler(*flags, "-shared", "-include", str(header), str(source), "-o", str(library))
     return getattr(ctypes.CDLL(str(library)), f"{kernel.name}_entry")
 
 
@@ -145,8 +155,9 @@ def run_kernel(
     pieces: int | None = None,
     flags: Sequence[str] = (),
 ) -> list[np.ndarray]:
-    """The given tokens, in logical order. `inputs` follow candidate.needs. The tiles run in `pieces`
-    equal parts; without that, several partitions are compared. `flags` go to the compiler."""
+    """The given tokens, in logical order. `inputs` follow candidate.needs. The tiles run in
+    `pieces` equal parts; without that, several partitions are compared. `flags` go to the
+    compiler."""
     function = compiled(kernel, flags)
     first: list[np.ndarray] | None = None
     for parts in (

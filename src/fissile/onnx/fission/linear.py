@@ -17,11 +17,14 @@ def matmul(a, b):
     """a: [batch..., m, k], b: [batch..., k, n]; vectors as numpy has them."""
     if not a.rank or not b.rank:
         raise ModelError("a scalar is no matrix")
-    lead = _LETTERS[: max(a.rank, b.rank, 2) - 2]
-    row, column = "m" if a.rank > 1 else "", "n" if b.rank > 1 else ""
+    if b.rank <= 2:
+        left, column = _LETTERS[: a.rank - 1], "n" if b.rank == 2 else ""
+        return contract(a, b, f"{left}k,k{column}->{left}{column}")
+    lead = _LETTERS[: max(a.rank, b.rank) - 2]
+    row = "m" if a.rank > 1 else ""
     left = lead[len(lead) - max(a.rank - 2, 0) :] + row + "k"
-    right = lead[len(lead) - max(b.rank - 2, 0) :] + "k" + column
-    return joined(a, b, left, right, lead + row + column)
+    right = lead[len(lead) - b.rank + 2 :] + "kn"
+    return joined(a, b, left, right, lead + row + "n")
 
 
 def joined(a: Value, b: Value, left: str, right: str, out: str) -> Value:

@@ -1,4 +1,4 @@
-"""What generated code is fitted to: vector length, registers, cache sizes, threads. Data, and how it is found."""
+"""What generated code is fitted to: vector length, registers, caches, threads; how it is found."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def this_machine() -> Machine:
 
 
 def _vectors(flags: frozenset[str]) -> tuple[int, int]:
-    """(vector length, registers), the choice that runtime/vec.h makes from the compiler's macros."""
+    """(vector length, registers): what runtime/vec.h chooses from the compiler's macros."""
     if {"avx512f", "avx512dq"} <= flags:
         return 16, 32
     if "avx" in flags:
@@ -58,7 +58,8 @@ def _caches(folder: Path) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
         try:
-            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+            names = ("type", "level", "size")
+            kind, level, size = ((index / name).read_text().strip() for name in names)
             if kind != "Instruction":
                 sizes[int(level)] = int(size.rstrip("KMG")) * _UNITS.get(size[-1:], 1)
         except (OSError, ValueError):

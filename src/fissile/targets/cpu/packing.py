@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,8 +42,9 @@ def panels(
 
 @packer
 def conv_panels(array: np.ndarray, groups: int, width: int, vl: int) -> np.ndarray:
-    """Weights [m, c/groups, kernel...] as [group][panel][kernel][c/groups][width of the panel]: a panel takes
-    the place of `width` channels; the last one of a group is only as wide as its whole vectors."""
+    """Weights [m, c/groups, kernel...] as [group][panel][kernel][c/groups][width of the panel]: a
+    panel takes the place of `width` channels; the last one of a group is only as wide as its whole
+    vectors."""
     m, c, taps = array.shape[0] // groups, array.shape[1], math.prod(array.shape[2:])
     grouped = array.reshape(groups, m, c, taps).transpose(0, 3, 2, 1).reshape(groups, taps * c, m)
     count = -(-m // width)
@@ -58,14 +60,17 @@ def conv_panels(array: np.ndarray, groups: int, width: int, vl: int) -> np.ndarr
 
 @packer
 def conv_blocks(array: np.ndarray, share: int, rows: int) -> np.ndarray:
-    """Weights [m, c/groups, kernel...] as [share][block of m][c/groups][kernel][m in the block]: shares of
-    `share` channels, each in the blocks of for_rows<rows, share>."""
+    """Weights [m, c/groups, kernel...] as [share][block of m][c/groups][kernel][m in the block]:
+    shares of `share` channels, each in the blocks of for_rows<rows, share>."""
     shares = array.reshape(-1, share, math.prod(array.shape[1:]))
     blocks = -(-share // rows)
     low, high = divmod(share, blocks)
     edges = np.cumsum([0] + [low + 1] * high + [low] * (blocks - high))
-    parts = [shares[:, a:b].transpose(0, 2, 1).reshape(len(shares), -1) for a, b in zip(edges, edges[1:], strict=False)]
-    return np.concatenate(parts, axis=1).astype(np.float32).reshape(-1)
+    out = np.zeros((len(shares), share * shares.shape[2]), np.float32)
+    for a, b in pairwise(edges):
+        block = shares[:, a:b].transpose(0, 2, 1)
+        out[:, a * shares.shape[2] : b * shares.shape[2]] = block.reshape(len(shares), -1)
+    return out.reshape(-1)
 
 
 @packer

@@ -3,9 +3,9 @@
     y = epilogue(slide(prologue(inputs)))
 
 The slide is a two-dimensional problem on a padded input of n images, c channels, h x w;
-one-dimensional data lies along h or along w. Everything speaks of a point (n, m, h, w) of the result,
-m the output channel. The epilogue is an expression on the accumulator at that point, stored where
-the point ends up.
+one-dimensional data lies along h or along w. Everything speaks of a point (n, m, h, w) of the
+result, m the output channel. The epilogue is an expression on the accumulator at that point, stored
+where the point ends up.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Slide:
         return (n, m, h if self.lanes == CHANNELS else w)
 
     def axes(self) -> tuple[int, int | None, int | None]:
-        """Where c, h and w stand among the axes of the operand; None for an axis that is not there."""
+        """Where c, h and w stand among the axes of the operand; None for one that is not there."""
         if self.x.rank == 4:
             return 1, 2, 3
         return (1, 2, None) if self.lanes == CHANNELS else (1, None, 2)

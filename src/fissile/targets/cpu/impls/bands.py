@@ -10,7 +10,7 @@ loops when the code is written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fissile.kernels.candidate import Candidate
@@ -19,7 +19,7 @@ from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.tiles.expr import Builder
 from fissile.tiles.index import Index, Var, var
-from fissile.tiles.nest import Decided, Env, Store, loop, nest
+from fissile.tiles.nest import Decided, Env, For, If, Store, Tree, loop, nest
 
 LINE, SETS, WAYS = 16, 64, 8  # floats in a cache line; sets and ways of a first cache
 
@@ -49,18 +49,17 @@ class Tiling:
     def lines(self) -> list[str]:
         """From t to split, n, h0 and h1."""
         image = "t" if self.bands == 1 else f"t / {self.bands}"
-        if self.images == 1:
-            image = "0"
-        elif self.splits > 1:
+        if self.splits > 1:
             image += f" % {self.images}"
-        band = "t" if self.splits * self.images == 1 else f"t % {self.bands}"
+        band = "t" if self.splits * self.images == 1 else f"(t % {self.bands})"
         h0 = plus((self.rows, band)) if self.bands > 1 else "0"
         last = plus("h0", self.rows) if self.bands > 1 else str(self.oh)
         if not self.is_even:
             last = f"{last} < {self.oh} ? {last} : {self.oh}"
         split = "t" if self.images * self.bands == 1 else f"t / {self.images * self.bands}"
-        parts = [f"split = {split}"] if self.splits > 1 else []
-        return [f"const int64_t {', '.join([*parts, f'n = {image}', f'h0 = {h0}', f'h1 = {last}'])};"]
+        names = [f"split = {split}"] if self.splits > 1 else []
+        names += [f"n = {image}"] if self.images > 1 else []
+        return [f"const int64_t {', '.join([*names, f'h0 = {h0}', f'h1 = {last}'])};"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,8 @@ def _in_place(candidate: Candidate, s: Slide, slack: int) -> Input | None:
     plane, row, pixel = (0 if a is None else strides[a] for a in (c, h, w))
     row, pixel = row * s.step_h, pixel * s.step_w
     pointer = f"x{candidate.needs.index(token)}"
-    start = plus(f"const float* in = {pointer}", (strides[0], "n"), (row * s.sh, "h0")) + ";"
+    image = (strides[0] if s.n > 1 else 0, "n")
+    start = plus(f"const float* in = {pointer}", image, (row * s.sh, "h0")) + ";"
     return Input([start], row, pixel, plane)
 
 
@@ -138,21 +138,53 @@ def _fill(
     candidate: Candidate, writer: Writer, s: Slide, row: int, pixel: int, plane: int, c: Index
 ) -> list[str]:
     """Loops that compute the prologue into `band`; of channel c alone where `plane` is 0."""
-    n, i = Var("n", 0, s.n - 1), Var("i", 0, s.h - 1)
     leaves = writer.leaves()
-
-    def make(env: Env, decided: Decided) -> Sequence[Store]:
-        channel, w = env.get("c", c), env["w"]
-        value = Builder(leaves, decided).at(s.x, s.input_point(var(n), channel, var(i), w))
-        return [Store("line", w * pixel + channel * plane, value)]
-
     over_c, over_w = loop("c", s.c), loop("w", s.w)
     loops = [over_w, over_c] if s.lanes == CHANNELS else [over_c, over_w]
-    trees = nest(loops if plane else [over_w], make)
+
+    def of_row(i: Var) -> tuple[Tree, ...]:
+        def make(env: Env, decided: Decided) -> Sequence[Store]:
+            channel, w = env.get("c", c), env["w"]
+            point = s.input_point(var(Var("n", 0, s.n - 1)), channel, var(i), w)
+            value = Builder(leaves, decided).at(s.x, point)
+            return [Store("line", w * pixel + channel * plane, value)]
+
+        return nest(loops if plane else [over_w], make)
+
     start = plus((s.sh, "h0"))
-    stop = plus((s.sh, "h1"), s.reach_h - s.sh)
     line = plus("band", (row, f"(i - {start})"))
-    return block(
-        f"for (int64_t i = {start}; i < {stop}; ++i) {{",
-        [f"float* line = {line};", *writer.printer.trees(trees, indent=0)],
-    )
+    stop = plus((s.sh, "h1"), s.reach_h - s.sh)
+    lines = [f"int64_t i = {start};", f"const int64_t stop = {stop};"]
+    for hi, trees in _pieces(of_row, 0, s.h - 1):
+        here = f"i < stop && i < {hi + 1}" if hi < s.h - 1 else "i < stop"
+        body = [f"float* line = {line};", *writer.printer.trees(trees, indent=0)]
+        lines += block(f"for (; {here}; ++i) {{", body)
+    return block("{", lines)
+
+
+def _pieces(
+    of_row: Callable[[Var], tuple[Tree, ...]], lo: int, hi: int
+) -> list[tuple[int, tuple[Tree, ...]]]:
+    """(last row, lines) of ranges of rows that are computed in one way: no row asks where it is.
+
+    A branch within the loop over rows would be as fast, but GCC 12 vectorises such loops wrongly
+    with -fwrapv: the mask of the first vector serves for the whole group of stores."""
+    trees = of_row(Var("i", lo, hi))
+    for question in _branches(trees):
+        ((_, k),) = question.index.terms
+        rest = question.bound - question.index.constant  # k i < rest
+        cut = -(-rest // k) if k > 0 else rest // k + 1
+        return [*_pieces(of_row, lo, cut - 1), *_pieces(of_row, cut, hi)]
+    return [(hi, trees)]
+
+
+def _branches(trees: Sequence[Tree]) -> list[If]:
+    """Branches that ask for the row alone."""
+    found: list[If] = []
+    for tree in trees:
+        if isinstance(tree, If):
+            found += [tree] if {v.name for v in tree.index.vars} == {"i"} else []
+            found += [*_branches(tree.less), *_branches(tree.other)]
+        elif isinstance(tree, For):
+            found += _branches(tree.body)
+    return [q for q in found if q.index.is_affine]

@@ -216,11 +216,12 @@ class _Contraction:
     def _right(self) -> Side:
         p = self.p
         if p.right.value in self.candidate.region.parameters:
-            axes = tuple(tuple(p.right.labels.index(x) for x in g) for g in (p.o, p.k, p.n))
+            own = tuple(x for x in p.o if x in p.right.labels)
+            axes = tuple(tuple(p.right.labels.index(x) for x in g) for g in (own, p.k, p.n))
             stride = self.panels * self.K * self.nw
-            pointer = self.w.packed(p.right.value, "panels", (*axes, self.nw), self.O * stride)
-            where = f"{pointer} + {stride} * o + " if self.O > 1 else f"{pointer} + "
-            return Side(f"{where}{self.K * self.nw} * n", self.nw, 1)
+            pointer = self.w.packed(p.right.value, "panels", (*axes, self.nw), p.size(own) * stride)
+            at = flatten(p.point(own, o=var(self.o)), tuple(p.extents[x] for x in own)) * stride
+            return Side(f"{pointer} + {text(at + var(self.n) * (self.K * self.nw))}", self.nw, 1)
         j = Var("jj", 0, self.N - 1)
         e = self._plain(p.right, o=self.o, k=self.k, n=j)
         if e is not None and self.N % self.nw == 0 and e.address.coefficient(j) == 1 and self.M < 6 * self.mr:

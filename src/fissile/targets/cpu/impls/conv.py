@@ -23,8 +23,8 @@ from fissile.targets.cpu.impls.anchor import (
 )
 from fissile.targets.cpu.impls.bands import Input, whole
 from fissile.targets.cpu.impls.lines import block, plus
-from fissile.targets.cpu.impls.shape import Shape, columns_shape, pixels_shape
 from fissile.targets.cpu.impls.planes import DEPTHWISE
+from fissile.targets.cpu.impls.shape import Shape, columns_shape, pixels_shape
 from fissile.targets.cpu.impls.sliding import per_channel
 from fissile.targets.cpu.impls.tiled import blocks, done, each_vector, share_of
 from fissile.targets.cpu.impls.writer import Writer
@@ -114,7 +114,7 @@ def _rows(s: Slide, shape: Shape, source: Input, end: Epilogue) -> list[str]:
 
 
 def _conv_tile(s: Slide, source: Input) -> str:
-    """The micro-kernel. Where the taps of a kernel row are neighbours in memory they are one run."""
+    """The micro-kernel. Where the taps of a kernel row are neighbours they are one run."""
     c, x = s.c // s.groups, "x" if s.groups > 1 else "in"
     line, pixel = source.row * s.sh, source.pixel * s.sw
     corner = plus(x, (line, "(top - h0)"), (pixel, "left"))
@@ -129,7 +129,7 @@ def _conv_tile(s: Slide, source: Input) -> str:
 
 
 def _first(candidate: Candidate, machine: Machine, s: Slide) -> Kernel:
-    """A tile: a band and a share of the channels, which pass over one block of columns after another."""
+    """A tile: a band and a share of the channels; every block of columns sees all of these."""
     writer, shape = Writer(candidate), columns_shape(s, machine, candidate.param)
     split, tiling = shape.lanes, shape.tiling
     share = s.m // s.groups // tiling.splits  # output channels of a tile, in each group

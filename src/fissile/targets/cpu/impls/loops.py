@@ -1,9 +1,12 @@
-"""The kernel that always exists: plain loops around one contraction, convolution, window or reduction.
+"""The kernel that always exists: plain loops around one contraction, convolution, window or
+reduction.
 
-    y[o] = epilogue(sum over k of prologue(a)[o, k] * prologue(b)[o, k])       or max, min, prod, argmax, argmin
+    y[o] = epilogue(sum over k of prologue(a)[o, k] * prologue(b)[o, k])
+    or max, min, prod, argmax, argmin of prologue(a)[o, k]
 
-Every element type that C++ has. Half precision accumulates in float and rounds once; integers wrap. What
-stands before the anchor is computed where it is read, pads and concats as a choice at each element.
+Every element type that C++ has. Half precision accumulates in float and rounds once; integers
+wrap. What stands before the anchor is computed where it is read, pads and concats as a choice at
+each element.
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ ANCHORS = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
 
 
 def lower(candidate: Candidate) -> Kernel | No:
-    """The kernel of a region with exactly one primitive that is neither elementwise nor layout, or that is
-    one opaque primitive."""
+    """The kernel of a region with exactly one primitive that is neither elementwise nor layout, or
+    that is one opaque primitive."""
     if any(kind(n) is Kind.OPAQUE for n in candidate.region.nodes):
         return opaque.lower(candidate)
     writer = Writer(candidate)
@@ -72,7 +75,7 @@ def _trees(candidate: Candidate, writer: Writer, anchor: Node) -> tuple[int, lis
     for t in candidate.gives:
         if t.value not in points:
             raise Illegal(
-                f"{t.value.node.prim} gives {t.value.type}, not one value for each of the {anchor.prim}'s"
+                f"{t.value.node.prim} gives {t.value.type}, not one value for each of {anchor.prim}"
             )
     leaves = writer.leaves()
     body = _body(anchor, here, Builder(leaves, EITHER), writer.printer)
@@ -88,7 +91,7 @@ def _trees(candidate: Candidate, writer: Writer, anchor: Node) -> tuple[int, lis
 
 
 def _order(anchor: Node, token: Token) -> Sequence[int]:
-    """Axes of the anchor, outermost first, as the output lies in memory where they are the same axes."""
+    """Axes of the anchor, outermost first; as the output lies in memory where it has the same."""
     same = token.value.shape == anchor.value.shape
     return token.layout.order if same else range(anchor.value.rank)
 
@@ -222,7 +225,8 @@ def _reduce(n: Node, here: Point, builder: Builder) -> _Sum:
 
 
 _SUMS = {
-    "contract": _contract, "conv": _conv, "window_max": _window, "window_sum": _window, "reduce": _reduce,
+    "contract": _contract, "conv": _conv, "window_max": _window, "window_sum": _window,
+    "reduce": _reduce,
 }  # fmt: skip
 
 

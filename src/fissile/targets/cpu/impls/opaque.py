@@ -1,6 +1,7 @@
 """Opaque primitives, each alone in its kernel: TopK and scatter, in plain loops.
 
-Their numpy forms in `ir.opaque` are the meaning; what they do with equal elements, NaN and indices is kept.
+Their numpy forms in `ir.opaque` are the meaning; what they do with equal elements, NaN and indices
+is kept.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ def _topk(candidate: Candidate, writer: Writer, n: Node) -> Kernel:
     writer.local("at", k, "int64_t")
     beyond = ">" if n.attrs["largest"] else "<"
     nan = "(x != x && y == y)" if n.attrs["largest"] else "(x == x && y != y)"
+    place = _with(row, axis, var(j))
     given = [
-        f"put(y{q} + {_address(_with(row, axis, var(j)), strides_of(t_))}, {'at' if t_.value.index else 'best'}[j]);"
-        for q, t_ in enumerate(candidate.gives)
+        f"put(y{q} + {_address(place, strides_of(g))}, {'at' if g.value.index else 'best'}[j]);"
+        for q, g in enumerate(candidate.gives)
     ]
     body = [
         f"const auto before = []({ctype} x, {ctype} y) {{ return x {beyond} y || {nan}; }};",

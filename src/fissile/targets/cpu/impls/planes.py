@@ -1,6 +1,6 @@
 """Windows that stay in their channel, channels-first: a tile is PY rows and NV vectors of columns.
 
-One plane (n, m) after another; its rows are read in place, or the prologue is computed into scratch.
+One plane (n, m) after another; its rows are read in place, or the prologue fills scratch.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def by_planes(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> K
     split, tiling = LaneSplit(s.ow, nv, machine.vl), _tiling(candidate, machine, s)
     exact = s.sw == 1 and s.ow % machine.vl == 0
     source = plane_of(candidate, writer, s, tiling.rows, 0 if exact else split.width * (s.sw + 1))
+    arguments = "auto vectors, auto width, auto rows, int64_t top, int64_t left"
     columns = block(
-        "const auto columns = [&](auto vectors, auto width, auto rows, int64_t top, int64_t left) {",
+        f"const auto columns = [&]({arguments}) {{",
         [
             "constexpr int NV = vectors.value, N = width.value, PY = rows.value;",
             "vf c[PY][NV];",

@@ -1,13 +1,16 @@
-"""Regions with reductions, row by row: softmax, normalisations, pooling over whole maps, and what stands around.
+"""Regions with reductions, row by row: softmax, normalisations, pooling over whole maps, and what
+stands around.
 
-    for each block of rows:  for each stage s:  one pass over R that ends the reductions of level s + 1
+    for each block of rows, each stage s:  a pass over R that ends the reductions of level s + 1
 
-Lanes run along the row where an axis of R is innermost in memory; a statistic is then one register. Where an
-axis of K is innermost, lanes run over neighbouring rows; a statistic is then a small array with one
-element for each. What a later stage reads is kept if it is dear, and computed again if it is cheap.
+Lanes run along the row where an axis of R is innermost in memory; a statistic is then one
+register. Where an axis of K is innermost, lanes run over neighbouring rows; a statistic is then a
+small array with one element for each. What a later stage reads is kept if it is dear, and computed
+again if it is cheap.
 
-The order of a sum follows from shapes and layouts alone. Along the lanes, vectors go to four accumulators in
-turn, and blocks of `BLOCK` elements are folded and added in order; across rows, blocks of `SERIES` are.
+The order of a sum follows from shapes and layouts alone. Along the lanes, vectors go to four
+accumulators in turn, and blocks of `BLOCK` elements are folded and added in order; across rows,
+blocks of `SERIES` are.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ Known = Callable[[Env], Leaf]  # how code reads a value that it has computed
 
 
 def lower(candidate: Candidate) -> Kernel | No:
-    """The kernel of a region with reductions over the same axes of one shape."""
+    """The kernel of a region with reductions over the same axes of one shape. The parameter "width"
+    asks for that many rows side by side where rows are neighbours in memory: fewer than by default
+    make more tiles."""
     writer = Writer(candidate)
     try:
         rows = _Rows(candidate, writer)
@@ -88,7 +93,7 @@ class _Rows:
         self.writer, self.gives = writer, candidate.gives
         self.stages = stages(candidate.region)
         self.memory = writer.leaves()
-        self.walk = walk_of(self.stages, self.memory)
+        self.walk = walk_of(self.stages, self.memory, candidate.param.get("width"))
         self.places = places(self.stages, self.walk.here)
         for v in candidate.region.outputs:
             if v not in self.places.full and v not in self.places.stats:
@@ -169,13 +174,12 @@ class _Rows:
                 (*piece.inner, *lanes), lambda b, env: pass_over(b, env, parts), piece
             )
             if parts is not sums:
+                clear = self._nest(lanes, lambda b, env: self._clear(parts, env))
                 trees = [
-                    *self._nest(lanes, lambda b, env: self._clear(parts, env)),
+                    *clear,
                     *trees,
-                    *self._nest(lanes, lambda b, env: [
-                        self._add(n, a, Load(parts[n], self._lane(env), F32), env) for n, a in sums.items()
-                    ]),
-                ]  # fmt: skip
+                    *self._nest(lanes, lambda b, env: self._total(sums, parts, env)),
+                ]
             for v in reversed(piece.outer):
                 trees = [For(v, tuple(trees))]
             found += trees
@@ -185,6 +189,10 @@ class _Rows:
         at = self._lane(env)
         return [Store(a, at, Literal(neutral(OPS[n.prim], F32), F32)) for n, a in sums.items()]
 
+    def _total(self, sums: dict[Node, str], parts: dict[Node, str], env: Env) -> list[Statement]:
+        at = self._lane(env)
+        return [self._add(n, a, Load(parts[n], at, F32), env) for n, a in sums.items()]
+
     def _add(self, n: Node, register: str, value: Expr, env: Env) -> Statement:
         op, at = OPS[n.prim], self._lane(env)
         if not self.walk.lanes:
@@ -192,8 +200,8 @@ class _Rows:
         return Store(register, at, Op(FOLD[op], (Load(register, at, F32), value), (), F32))
 
     def _give(self, b: Builder, env: Env, i: int, t: Token) -> Statement:
-        point = self.places.full.get(t.value) or self.places.stats[t.value]
-        at = _moved(point, env)
+        full, stats = self.places.full, self.places.stats
+        at = _moved(full[t.value] if t.value in full else stats[t.value], env)
         return Store(f"y{i}", _address(at, strides_of(t)), b.at(t.value, at))
 
     def _nest(
@@ -254,20 +262,22 @@ class _Rows:
         """The reduction's result, once its pass is over."""
         dtype, count = n.value.type.dtype, self.walk.length
         self._hold(n.value, register)
-        if n.prim == "reduce_mean":
-            total = Literal(count, dtype)
-            return self._define(register.replace("a", "r"), n.value, lambda b, env: Op(
-                "div", (b.at(n.value, self._row(env)), total), (), dtype))  # fmt: skip
-        if dtype.name in ("f16", "bf16"):
-            return self._define(register.replace("a", "r"), n.value, lambda b, env: Op(
-                "cast", (b.at(n.value, self._row(env)),), (("to", dtype.name),), dtype))  # fmt: skip
-        return []
+        if n.prim != "reduce_mean" and dtype.name not in ("f16", "bf16"):
+            return []
+
+        def value(b: Builder, env: Env) -> Expr:
+            total = b.at(n.value, self._row(env))
+            if n.prim == "reduce_mean":
+                return Op("div", (total, Literal(count, dtype)), (), dtype)
+            return Op("cast", (total,), (("to", dtype.name),), dtype)
+
+        return self._define(register.replace("a", "r"), n.value, value)
 
     def _define(self, name: str, v: Value, value: Callable[[Builder, Env], Expr]) -> list[Tree]:
         """A statistic: one constant, or one element of an array for each lane."""
         if self.walk.lanes:
             self.writer.local(name, self.walk.width)
-            found = self._nest(
+            found: list[Tree] = self._nest(
                 self.walk.lanes, lambda b, env: [Store(name, self._lane(env), value(b, env))]
             )
         else:

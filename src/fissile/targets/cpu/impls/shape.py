@@ -1,6 +1,6 @@
 """The shape of the register tile, and how the work is cut into tiles: least modelled cycles.
 
-    step(p, v) = max(p v, 8) + loads(p, v)      p pixels (or channels) x v vectors, one term of the sum
+    step(p, v) = max(p v, 8) + loads(p, v)      one term of the sum for p pixels x v vectors
 
 Fewer than eight accumulators leave the units waiting. The loads were fitted to measurements: where
 fma broadcasts an operand from memory itself (AVX-512), one vector of weights for 28 pixels runs at
@@ -57,7 +57,7 @@ class LaneSplit:
 
 @dataclass(frozen=True)
 class Shape:
-    """A register tile of py x px pixels (or px output channels) by `lanes.nv` vectors, and the tiling."""
+    """A register tile of py x px pixels (or px output channels) by `lanes.nv` vectors."""
 
     px: int
     py: int

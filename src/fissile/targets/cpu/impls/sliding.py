@@ -18,8 +18,15 @@ from fissile.kernels.candidate import Candidate, Kernel
 from fissile.targets.cpu.impls.anchor import CHANNELS, Epilogue, Slide, epilogue
 from fissile.targets.cpu.impls.bands import Input, Tiling, whole
 from fissile.targets.cpu.impls.lines import block, plus
-from fissile.targets.cpu.impls.planes import DEPTHWISE, TILES, UNROLLED_TAPS, Fold, by_planes
-from fissile.targets.cpu.impls.planes import divisor, rows_of
+from fissile.targets.cpu.impls.planes import (
+    DEPTHWISE,
+    TILES,
+    UNROLLED_TAPS,
+    Fold,
+    by_planes,
+    divisor,
+    rows_of,
+)
 from fissile.targets.cpu.impls.shape import LaneSplit, cover
 from fissile.targets.cpu.impls.tiled import blocks, done, each_vector, share_of
 from fissile.targets.cpu.impls.writer import Writer, strides_of
@@ -123,7 +130,7 @@ def _shape(s: Slide, machine: Machine, asked: Mapping[str, Any]) -> tuple[int, L
 
 
 def _border(candidate: Candidate, s: Slide, fold: Fold) -> Border | None:
-    """Where windows may be cut: a needed token in channels-last, as it is or behind a neutral pad."""
+    """Where windows may be cut: a needed channels-last token, as it is or behind a neutral pad."""
     x, lo = s.x, (0,) * s.x.rank
     if x.node.prim == "pad" and x.node in candidate.region.members:
         a = x.node.attrs

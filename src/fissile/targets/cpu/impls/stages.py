@@ -2,9 +2,9 @@
 
     level(input) = 0,   level(reduce(v)) = level(v) + 1,   level(f(v, w)) = max(level(v), level(w))
 
-All reductions of the region run over the same axes R of the same shape D. A *row* is a point of the kept
-axes K; its statistics have one element, its full values one for each point of R. Stage s is a pass over
-a row that computes what is of level s and full: it ends the reductions of level s + 1.
+All reductions of the region run over the same axes R of the same shape D. A *row* is a point of
+the kept axes K; its statistics have one element, its full values one for each point of R. Stage s
+is a pass over a row that computes what is of level s and full, and ends the reductions over it.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _levels(region: Region) -> dict[Value, int]:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the elements of values lie, as functions of a point of D: `full` has an element for each,
-    `stats` one for each row."""
+    """Where the elements of values lie, as functions of a point of D: `full` has an element for
+    each, `stats` one for each row."""
 
     full: dict[Value, Point]
     stats: dict[Value, Point]
@@ -101,8 +101,8 @@ class Places:
 
 
 def places(s: Stages, here: Point) -> Places:
-    """`here` is the point of D. Any map that gives each point of D its own element of a value will do: the
-    walk back from there finds out whether it needs the statistics of another row."""
+    """`here` is the point of D. Any map that gives each point of D its own element of a value will
+    do: the walk back from there finds out whether it needs the statistics of another row."""
     row = tuple(const(0) if a in s.axes else i for a, i in enumerate(here))
     full: dict[Value, Point] = {}
     stats: dict[Value, Point] = {}
@@ -122,8 +122,8 @@ def places(s: Stages, here: Point) -> Places:
 
 
 def border(s: Stages, p: Places, outputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
-    """What one stage hands on: full values that a later stage reads, and maths on statistics whose result
-    full values or outputs read."""
+    """What one stage hands on: full values that a later stage reads, and maths on statistics whose
+    result full values or outputs read."""
     inside = {n.value for n in s.region.nodes}
     full: dict[Value, None] = {}
     stats = {v: None for v in outputs if p.is_statistic(v)}

@@ -1,4 +1,5 @@
-"""Long sums in blocks, so that they stay accurate: a block is added up on its own, then added to the rest."""
+"""Long sums in blocks, so that they stay accurate: a block is added up on its own, then added to
+the rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""How a kernel walks over the rows of a reduction: which loops, which lanes, which rows belong to one tile.
+"""How a kernel walks over the rows of a reduction: which loops, which lanes, which rows belong to
+one tile.
 
-Rows are numbered along the kept axes in memory order. A block is `width` rows that run side by side in
-lanes, or a single one whose elements do; block b holds the rows  width * b + c.  A tile is `per_tile` blocks.
+Rows are numbered along the kept axes in memory order. A block is `width` rows that run side by
+side in lanes, or a single one whose elements do; block b holds the rows  width * b + c.  A tile is
+`per_tile` blocks.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from fissile.ir.graph import Value
 from fissile.ir.types import F32
 from fissile.targets.cpu.impls.stages import Stages
-from fissile.tiles.expr import Builder, Leaf, Load, Point
+from fissile.tiles.expr import Builder, Illegal, Leaf, Load, Point
 from fissile.tiles.index import Index, Var, const, flatten, substitute, unflatten, var
 from fissile.tiles.nest import Env, expressions, loop
 
@@ -37,8 +39,8 @@ EITHER: Mapping[tuple[Index, int], bool | None] = Either()
 
 @dataclass(frozen=True)
 class Walk:
-    """`kept` and `reduced`: axes of more than one step, outermost first in memory. `here` is the point of D
-    as a function of `blocks`, `lanes` and a loop i<a> for each reduced axis."""
+    """`kept` and `reduced`: axes of more than one step, outermost first in memory. `here` is the
+    point of D as a function of `blocks`, `lanes` and a loop i<a> for each reduced axis."""
 
     shape: tuple[int, ...]
     kept: tuple[int, ...]
@@ -69,12 +71,13 @@ class Walk:
         )
 
 
-def walk_of(s: Stages, leaves: Mapping[Value, Leaf]) -> Walk:
+def walk_of(s: Stages, leaves: Mapping[Value, Leaf], asked: int | None = None) -> Walk:
+    """`asked` is a width to use in place of the default. Raises Illegal where it does not divide."""
     order = _memory_order(s, leaves)
     kept = tuple(a for a in order if a not in s.axes)
     reduced = tuple(a for a in order if a in s.axes)
     length = math.prod(s.shape[a] for a in reduced)
-    width = _width(s, order, length)
+    width = _width(s, order, length, asked)
     rows = math.prod(s.shape[a] for a in kept)
     blocks = loop("r" if width == 1 else "b", rows // width)
     lanes = (loop("c", width),) if width > 1 else ()
@@ -100,8 +103,8 @@ def _memory_order(s: Stages, leaves: Mapping[Value, Leaf]) -> list[int]:
     return sorted(loops, key=lambda a: -abs(main.coefficient(loops[a])))
 
 
-def _width(s: Stages, order: Sequence[int], length: int) -> int:
-    """Rows side by side: a divisor of the run of kept axes that lie innermost, 1 if there is none."""
+def _width(s: Stages, order: Sequence[int], length: int, asked: int | None) -> int:
+    """Rows side by side: a divisor of the run of kept axes that lie innermost, or 1."""
     run: list[int] = []
     for a in reversed(order):
         if a in s.axes:
@@ -110,6 +113,10 @@ def _width(s: Stages, order: Sequence[int], length: int) -> int:
     whole = math.prod(run)
     if whole < 4 or any(n.value.type.dtype is not F32 for n in s.reduces):
         return 1
+    if asked is not None:
+        if asked < 2 or whole % asked:
+            raise Illegal(f"{asked} rows side by side do not divide a run of {whole}")
+        return asked
     inner = run[0]
     fits = [d for d in range(4, whole + 1) if whole % d == 0 and (inner % d == 0 or d % inner == 0)]
     lines = [d for d in fits if d % 16 == 0 and d >= min(WIDTH, whole)] or fits
