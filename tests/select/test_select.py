@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -209,3 +211,14 @@ def test_a_known_solution_is_never_lost():
     problem = network("style", 1)
     best = select(problem)
     assert select(problem, time_limit=0.0, start=best.chosen).objective == best.objective
+
+
+def test_the_solver_is_silent():
+    """Standard output belongs to `--json`; the banner is C++, so a fresh process is asked."""
+    code = (
+        "from fissile.select.highs import Model; "
+        "Model([1.0], integral=False).solve_relaxation(1.0); "
+        "Model([1.0], integral=True).solve_program(1.0, [0], 0.0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""

@@ -27,11 +27,19 @@ class Answer:
     is_infeasible: bool
 
 
+class Quiet(highspy.Highs):
+    """Silent before its constructor enables callbacks, which else greets on standard output."""
+
+    def enableCallbacks(self) -> None:
+        self.silent()
+        super().enableCallbacks()
+
+
 class Model:
     """min cost . x over x in [0, 1], rows added as they are found."""
 
     def __init__(self, costs: Sequence[float], integral: bool) -> None:
-        self.solver = highspy.Highs()
+        self.solver = Quiet()
         for option, value in SILENT.items():
             self.solver.setOptionValue(option, value)
         self.columns = len(costs)

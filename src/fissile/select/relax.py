@@ -56,7 +56,7 @@ def relax(
 ) -> Relaxation:
     """Rounds: solve, steer the incumbent, separate.  `goal` is a bound that is high enough."""
     best = tuple(start)
-    scale = 1000.0 / max(cost_of(problem, best), 1e-12)
+    scale = 1000.0 / (cost_of(problem, best) or 1000.0)
     model = Model([column.cost * scale for column in problem.columns], integral=False)
     pool = [*landmark_rows(problem, families), *carried]
     model.add(pool)

@@ -201,7 +201,7 @@ def _keep(rest: Reduced, keep: Sequence[int], cuts: Sequence[Row]) -> tuple[Redu
 def _branch(search: _Search, rest: Reduced, cuts: Sequence[Row]) -> float:
     """HiGHS on the rest, with rows `founded` until its answer can start; a proven bound."""
     problem = rest.problem
-    scale = 1000.0 / max(search.cost, 1e-12)
+    scale = 1000.0 / (search.cost or 1000.0)
     model = Model([column.cost * scale for column in problem.columns], integral=True)
     search.rows = max(search.rows, model.add([*rows(problem, search.families), *cuts]))
     search.columns = max(search.columns, len(problem.columns))

@@ -17,7 +17,7 @@ from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.machine import Machine
 
 sys.path.insert(0, str(Path(__file__).parent))
-from running import candidate_of, expected, run_kernel  # noqa: E402
+from running import candidate_of, expected, run_kernel
 
 Lower = Callable[[Candidate, Machine], Kernel | No]
 LAST, FIRST = "last", "first"

@@ -19,8 +19,8 @@ from fissile.targets.cpu.machine import Machine, _caches, _vectors, this_machine
 from fissile.targets.cpu.packing import PACKERS
 
 sys.path.insert(0, str(Path(__file__).parent))
-import running  # noqa: E402
-from sliding_cases import (  # noqa: E402
+import running
+from sliding_cases import (
     BOTH,
     FIRST,
     LAST,
@@ -205,7 +205,7 @@ def test_a_residual_in_the_other_layout():
 
 
 @pytest.mark.parametrize(
-    "asked", [dict(px=7, py=2, nv=2), dict(rows=2, nv=3), dict(splits=2, nv=1)]
+    "asked", [dict(px=7, py=2, nv=2), dict(rows=2, py=1, nv=3), dict(splits=2, nv=1)]
 )
 def test_params_choose_the_tile(asked):
     check(conv.lower, biased(convolution(c=16, m=64)), LAST, **asked)

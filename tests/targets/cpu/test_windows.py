@@ -15,9 +15,20 @@ from fissile.targets.cpu.impls import windows
 from fissile.targets.cpu.machine import this_machine
 
 sys.path.insert(0, str(Path(__file__).parent))
-import running  # noqa: E402
-from sliding_cases import BOTH, FIRST, LAST, NARROW, WIDE, candidate, check  # noqa: E402
-from sliding_cases import image, noise, padded, weights  # noqa: E402
+import running
+from sliding_cases import (
+    BOTH,
+    FIRST,
+    LAST,
+    NARROW,
+    WIDE,
+    candidate,
+    check,
+    image,
+    noise,
+    padded,
+    weights,
+)
 
 if this_machine().vl != 16:
     pytest.skip("the kernels here are written for AVX-512", allow_module_level=True)

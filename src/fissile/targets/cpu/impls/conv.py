@@ -26,7 +26,14 @@ from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.planes import DEPTHWISE
 from fissile.targets.cpu.impls.shape import Shape, columns_shape, pixels_shape
 from fissile.targets.cpu.impls.sliding import per_channel
-from fissile.targets.cpu.impls.tiled import blocks, done, each_vector, share_of
+from fissile.targets.cpu.impls.tiled import (
+    COLUMNS_OF,
+    blocks,
+    column_blocks,
+    done,
+    each_vector,
+    share_of,
+)
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
 from fissile.targets.cpu.packing import pack
@@ -133,46 +140,42 @@ def _first(candidate: Candidate, machine: Machine, s: Slide) -> Kernel:
     writer, shape = Writer(candidate), columns_shape(s, machine, candidate.param)
     split, tiling = shape.lanes, shape.tiling
     share = s.m // s.groups // tiling.splits  # output channels of a tile, in each group
-    size = s.c // s.groups * s.taps  # weights of an output channel
-    k = _weights(writer, s, Packing("conv_blocks", (share, shape.px)), s.m * size)
+    packing, elements = Packing("conv_blocks", (share, shape.px)), s.m * s.c // s.groups * s.taps
+    k = _weights(writer, s, packing, elements)
     exact = s.sw == 1 and s.ow % machine.vl == 0
     source = whole(candidate, writer, s, tiling.rows, 0 if exact else split.width * (s.sw + 1))
-    start = plus("row", (share if tiling.splits > 1 else 0, "split"))
+    start = plus("first", (share if tiling.splits > 1 else 0, "split"))
     if s.groups > 1:
         start = plus(start, (s.m // s.groups, "g"))
-    rows = block(
-        f"for_rows<{shape.px}, {share}>([&](auto mr, int64_t row) {{",
+    channels = block(
+        f"for_rows<{shape.px}, {share}>([&](auto mr, int64_t first) {{",
         [
             "constexpr int MR = mr.value;",
             f"const int64_t m0 = {start};",
-            "vf c[MR][NV];",
+            "vf c[PY * MR][NV];",
             "zero(c);",
-            _conv_first(s, source, plus(k, (size, "m0"))),
-            *each_vector("N", epilogue(candidate, writer, s),
-                         ["const int64_t m = m0 + p, w = left + v * VL;"]),
+            _conv_first(s, source, k),
+            *each_vector("N", epilogue(candidate, writer, s), [
+                "const int64_t h = top + p / MR, w = left + v * VL, m = m0 + p % MR;"
+                if shape.py > 1 else "const int64_t h = top, w = left + v * VL, m = m0 + p;"]),
         ],
         "});",
     )  # fmt: skip
     if s.groups > 1:
-        rows = block(f"for (int64_t g = 0; g < {s.groups}; ++g) {{", rows)
-    columns = block(
-        "const auto columns = [&](auto vectors, auto width, int64_t h, int64_t left) {",
-        ["constexpr int NV = vectors.value, N = width.value;", *rows],
-        "};",
-    )
-    along = f"for (int64_t left = 0; left < {s.ow}; left += {split.width}) {{"
-    calls = blocks("columns", split, f"left / {split.width}", "h, left")
-    loop = block("for (int64_t h = h0; h < h1; ++h) {", block(along, calls))
-    return done(writer, machine, tiling, [*source.lines, *columns, *loop])
+        channels = block(f"for (int64_t g = 0; g < {s.groups}; ++g) {{", channels)
+    head = "constexpr int NV = vectors.value, N = width.value, PY = rows.value;"
+    columns = block(f"const auto columns = [&]({COLUMNS_OF}) {{", [head, *channels], "};")
+    body = [*source.lines, *columns, *column_blocks(s, split, tiling, shape.py)]
+    return done(writer, machine, tiling, body)
 
 
 def _conv_first(s: Slide, source: Input, k: str) -> str:
     c = s.c // s.groups
-    x = plus("in", (source.row * s.sh, "(h - h0)"), (s.sw, "left"))
+    x = plus("in", (source.row * s.sh, "(top - h0)"), (s.sw, "left"))
     if s.groups > 1:
         x = plus(x, (source.plane * c, "g"))
     steps = f"{c}, {source.plane}, {s.kh}, {source.row * s.dh}, {s.kw}, {s.dw}"
-    return f"conv_first<MR, NV, {s.sw}>(c, {x}, {steps}, {k});"
+    return f"conv_first<MR, NV, {s.sw}, PY>(c, {x}, {steps}, {plus(k, (c * s.taps, 'm0'))});"
 
 
 def _weights(writer: Writer, s: Slide, packing: Packing, elements: int) -> str:

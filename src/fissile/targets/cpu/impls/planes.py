@@ -12,8 +12,14 @@ from fissile.kernels.candidate import Candidate, Kernel
 from fissile.targets.cpu.impls.anchor import Slide, epilogue
 from fissile.targets.cpu.impls.bands import Input, Tiling, plane_of
 from fissile.targets.cpu.impls.lines import block, plus
-from fissile.targets.cpu.impls.shape import LaneSplit, cover
-from fissile.targets.cpu.impls.tiled import blocks, done, each_vector, share_of
+from fissile.targets.cpu.impls.shape import LaneSplit
+from fissile.targets.cpu.impls.tiled import (
+    COLUMNS_OF,
+    column_blocks,
+    done,
+    each_vector,
+    share_of,
+)
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
 
@@ -43,9 +49,8 @@ def by_planes(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> K
     split, tiling = LaneSplit(s.ow, nv, machine.vl), _tiling(candidate, machine, s)
     exact = s.sw == 1 and s.ow % machine.vl == 0
     source = plane_of(candidate, writer, s, tiling.rows, 0 if exact else split.width * (s.sw + 1))
-    arguments = "auto vectors, auto width, auto rows, int64_t top, int64_t left"
     columns = block(
-        f"const auto columns = [&]({arguments}) {{",
+        f"const auto columns = [&]({COLUMNS_OF}) {{",
         [
             "constexpr int NV = vectors.value, N = width.value, PY = rows.value;",
             "vf c[PY][NV];",
@@ -57,7 +62,7 @@ def by_planes(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> K
         "};",
     )  # fmt: skip
     py = min(tiling.rows, max(1, machine.registers // 2 // nv), 4) if tiling.is_even else 1
-    body = [*source.lines, *columns, *_loops(s, split, tiling, py)]
+    body = [*source.lines, *columns, *column_blocks(s, split, tiling, py)]
     return done(writer, machine, tiling, block(f"{share_of('m', s.m, tiling)} {{", body))
 
 
@@ -77,20 +82,6 @@ def _call(candidate: Candidate, s: Slide, fold: Fold, source: Input) -> str:
     if s.taps <= UNROLLED_TAPS:
         return f"{fold.call}_first<{s.kh}, {s.kw}, {s.sw}, NV, PY>(c, {x}, {steps});"
     return f"{fold.call}_first_any<{s.sw}, NV, PY>(c, {x}, {s.kh}, {s.kw}, {steps});"
-
-
-def _loops(s: Slide, split: LaneSplit, tiling: Tiling, py: int) -> list[str]:
-    """Rows and blocks of columns of one plane."""
-
-    def across(rows: str, top: str) -> list[str]:
-        calls = blocks("columns", split, f"left / {split.width}", f"{rows}, {top}, left")
-        return block(f"for (int64_t left = 0; left < {s.ow}; left += {split.width}) {{", calls)
-
-    if not tiling.is_even:
-        return block("for (int64_t h = h0; h < h1; ++h) {", across("Int<1>()", "h"))
-    py = cover(tiling.rows, py)[0][1]
-    head = f"for_rows<{py}, {tiling.rows}>([&](auto py, int64_t row) {{"
-    return block(head, across("py", "h0 + row"), "});")
 
 
 def divisor(parts: int, most: int) -> int:

@@ -11,16 +11,18 @@ run time: the fewest blocks, of two sizes that differ by one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fissile.targets.cpu.impls.anchor import Slide
 from fissile.targets.cpu.impls.bands import Tiling
 from fissile.targets.cpu.machine import Machine
+from fissile.tiles.expr import Illegal
 
 FILL = 0.25  # cycles for an element of a band
 FROM_L3 = 1 / 16  # cycles for a byte of weights that the second cache does not hold
+UNALIGNED = 5  # cycles for a vector of columns: most loads cross a cache line
 PENDING = 8  # accumulators that keep the units busy
 
 
@@ -81,46 +83,45 @@ def step(p: int, v: int, machine: Machine) -> float:
 def pixels_shape(s: Slide, machine: Machine, asked: Mapping[str, Any]) -> Shape:
     """Lanes over the channels of one group. `asked` may fix px, py, nv, rows, splits."""
     per_group = s.m // s.groups
-    ranked: list[tuple[float, int, int, int]] = []
+    ranked: list[tuple[float, dict[str, int]]] = []
     for nv in (1, 2, 3, 4):
-        split = LaneSplit(per_group, nv, machine.vl)
-        for px in _sizes(s.ow, _room(nv, machine)):
-            for py in range(1, min(s.oh, _room(nv, machine) // px, 8) + 1):
+        kinds, room = LaneSplit(per_group, nv, machine.vl).kinds, _room(nv, machine)
+        for px in _sizes(s.ow, room):
+            for py in range(1, min(s.oh, room // px, 8) + 1):
                 cycles = sum(
                     k * a * b * step(p * q, v, machine)
-                    for k, v, _ in split.kinds
+                    for k, v, _ in kinds
                     for a, p in cover(s.ow, px)
                     for b, q in cover(s.oh, py)
                 )
-                ranked.append((cycles, px, py, nv))
-    _, px, py, nv = min(r for r in ranked if _agrees(asked, px=r[1], py=r[2], nv=r[3]))
-    split = LaneSplit(per_group, nv, machine.vl)
-    return Shape(px, py, split, _tiling(s, machine, asked, s.groups * split.count, py))
+                ranked.append((cycles, {"px": px, "py": py, "nv": nv}))
+    best = _best(ranked, asked)
+    split = LaneSplit(per_group, best["nv"], machine.vl)
+    tiling = _tiling(s, machine, asked, s.groups * split.count, best["py"])
+    return Shape(best["px"], best["py"], split, tiling)
 
 
 def columns_shape(s: Slide, machine: Machine, asked: Mapping[str, Any]) -> Shape:
     """Lanes over the columns of a row; px counts output channels of one group."""
     per_group = s.m // s.groups
-    ranked: list[tuple[float, int, int]] = []
-    for nv in range(1, 13):
-        split = LaneSplit(s.ow, nv, machine.vl)
-        if nv > 1 and split.nv > -(-s.ow // machine.vl):
-            break
+    ranked: list[tuple[float, dict[str, int]]] = []
+    tall = min(4, s.oh) if s.sh == s.dh == 1 else 1  # rows that may share their input
+    for nv in range(1, min(12, -(-s.ow // machine.vl)) + 1):
+        kinds = LaneSplit(s.ow, nv, machine.vl).kinds
         for mr in _sizes(per_group, _room(nv, machine)):
-            cycles = sum(
-                k * a * (step(p, v, machine) + v)
-                for k, v, _ in split.kinds
-                for a, p in cover(per_group, mr)
-            )
-            ranked.append((cycles, mr, nv))
-    _, mr, nv = min(r for r in ranked if _agrees(asked, px=r[1], nv=r[2]))
-    tiling = _tiling(s, machine, asked, _divisors(per_group, mr), 1)
-    return Shape(mr, 1, LaneSplit(s.ow, nv, machine.vl), tiling)
-
-
-def _divisors(extent: int, least: int) -> int:
-    """The most equal parts of an extent that hold at least `least`."""
-    return max(k for k in range(1, extent + 1) if extent % k == 0 and extent // k >= least)
+            for py in range(1, min(tall, _room(nv, machine) // mr) + 1):
+                more = 8 * (py - 1) / s.kh  # input rows that only some of the output rows use
+                cycles = sum(
+                    k * a * (max(step(p * py, v, machine), UNALIGNED * s.sw * v) + more) / py
+                    for k, v, _ in kinds
+                    for a, p in cover(per_group, mr)
+                )
+                ranked.append((cycles, {"px": mr, "py": py, "nv": nv}))
+    best = _best(ranked, asked)
+    shares = [k for k in range(1, per_group + 1) if per_group % k == 0]
+    parts = max((k for k in shares if per_group // k >= best["px"]), default=1)
+    tiling = _tiling(s, machine, asked, parts, best["py"])
+    return Shape(best["px"], best["py"], LaneSplit(s.ow, best["nv"], machine.vl), tiling)
 
 
 def _room(nv: int, machine: Machine) -> int:
@@ -133,28 +134,40 @@ def _sizes(extent: int, most: int) -> list[int]:
     return sorted({-(-extent // k) for k in range(-(-extent // most), extent + 1)})
 
 
-def _agrees(asked: Mapping[str, Any], **have: int) -> bool:
-    return all(asked.get(k, v) == v for k, v in have.items())
+def _best(
+    ranked: Sequence[tuple[float, dict[str, int]]], asked: Mapping[str, Any]
+) -> dict[str, int]:
+    """The choice of least cycles among those that `asked` allows, the first of equals."""
+    fits = [r for r in ranked if all(asked.get(k, v) == v for k, v in r[1].items())]
+    if not fits:
+        raise Illegal(f"no tile fits {dict(asked)}")
+    return min(fits, key=lambda r: r[0])[1]
 
 
 def _tiling(s: Slide, machine: Machine, asked: Mapping[str, Any], parts: int, py: int) -> Tiling:
     """Rows of a band, and splits of `parts` equal shares of the channels."""
-    flops = s.n * s.oh * s.ow * s.m * s.c // s.groups * s.taps / machine.vl
-    weights = 4 * s.m * s.c // s.groups * s.taps
-    ranked: list[tuple[float, int, int]] = []
-    rows_choice = sorted({-(-s.oh // b) for b in range(1, s.oh + 1)}, reverse=True)
-    for rows in rows_choice:
+    ranked: list[tuple[float, dict[str, int]]] = []
+    for rows in sorted({-(-s.oh // b) for b in range(1, s.oh + 1)}, reverse=True):
         if py > 1 and (s.oh % rows or rows < py):
             continue
-        band = ((rows - 1) * s.sh + s.reach_h) * s.w * s.c
         for splits in [k for k in range(1, min(parts, 16) + 1) if parts % k == 0]:
-            tiling = Tiling(s.n, s.oh, rows, splits)
-            fill = tiling.count * band * FILL
-            cold = weights / splits > machine.l2_bytes / 2
-            stream = (tiling.count / splits if cold else 1) * weights * FROM_L3
-            spill = flops * 0.05 * max(0.0, band * 4 / (machine.l2_bytes / 3) - 1)
-            waves = -(-tiling.count // machine.threads) * machine.threads / tiling.count
-            few = 1 + 0.03 * max(0, 8 - tiling.count) / 8
-            ranked.append((((flops + spill) * few + fill + stream) * waves, -rows, splits))
-    _, rows, splits = min(r for r in ranked if _agrees(asked, rows=-r[1], splits=r[2]))
-    return Tiling(s.n, s.oh, -rows, splits)
+            cycles = _cycles(s, machine, Tiling(s.n, s.oh, rows, splits))
+            ranked.append((cycles, {"rows": rows, "splits": splits}))
+    best = _best(ranked, asked)
+    return Tiling(s.n, s.oh, best["rows"], best["splits"])
+
+
+def _cycles(s: Slide, machine: Machine, tiling: Tiling) -> float:
+    """Arithmetic, slower where a band leaves the second cache; filling bands; weights from the
+    third cache, once for each band where a split's share does not stay in the second; and threads
+    that wait for the last tile."""
+    arithmetic = s.n * s.oh * s.ow * s.m * s.c // s.groups * s.taps / machine.vl
+    weights = 4 * s.m * s.c // s.groups * s.taps
+    band = ((tiling.rows - 1) * s.sh + s.reach_h) * s.w * s.c
+    spill = 0.05 * max(0.0, 4 * band / (machine.l2_bytes / 3) - 1)
+    few = 0.03 * max(0, 8 - tiling.count) / 8
+    stays = weights / tiling.splits <= machine.l2_bytes / 2
+    stream = weights * (1 if stays else tiling.images * tiling.bands) * FROM_L3
+    waves = -(-tiling.count // machine.threads) * machine.threads / tiling.count
+    work = arithmetic * (1 + spill) * (1 + few)
+    return (work + tiling.count * band * FILL + stream) * waves

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fissile.kernels.candidate import Kernel
-from fissile.targets.cpu.impls.anchor import Epilogue
+from fissile.targets.cpu.impls.anchor import Epilogue, Slide
 from fissile.targets.cpu.impls.bands import Tiling
-from fissile.targets.cpu.impls.lines import block
-from fissile.targets.cpu.impls.shape import LaneSplit
+from fissile.targets.cpu.impls.lines import block, plus
+from fissile.targets.cpu.impls.shape import LaneSplit, cover
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
 
@@ -28,6 +28,23 @@ def each_vector(lanes: str, end: Epilogue, where: Sequence[str]) -> list[str]:
     unroll = "true" if end.operations <= UNROLLED else "false"
     head = f"each_vector<{lanes}, {unroll}>(c, [&](auto l, vf a, int p, int v) {{"
     return block(head, [*where, *end.lines], "});")
+
+
+COLUMNS_OF = "auto vectors, auto width, auto rows, int64_t top, int64_t left"
+
+
+def column_blocks(s: Slide, split: LaneSplit, tiling: Tiling, py: int) -> list[str]:
+    """Call `columns(COLUMNS_OF)` for the rows of a band, up to `py` at once, and their columns."""
+
+    def across(rows: str, top: str) -> list[str]:
+        calls = blocks("columns", split, f"left / {split.width}", f"{rows}, {top}, left")
+        return block(f"for (int64_t left = 0; left < {s.ow}; left += {split.width}) {{", calls)
+
+    if py == 1:
+        return block("for (int64_t h = h0; h < h1; ++h) {", across("Int<1>()", "h"))
+    py = cover(tiling.rows, py)[0][1]
+    head = f"for_rows<{py}, {tiling.rows}>([&](auto py, int64_t row) {{"
+    return block(head, across("py", plus("h0", "row")), "});")
 
 
 def share_of(name: str, count: int, tiling: Tiling) -> str:

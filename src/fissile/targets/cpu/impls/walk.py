@@ -72,7 +72,7 @@ class Walk:
 
 
 def walk_of(s: Stages, leaves: Mapping[Value, Leaf], asked: int | None = None) -> Walk:
-    """`asked` is a width to use in place of the default. Raises Illegal where it does not divide."""
+    """`asked` replaces the default width. Raises Illegal where it does not divide."""
     order = _memory_order(s, leaves)
     kept = tuple(a for a in order if a not in s.axes)
     reduced = tuple(a for a in order if a in s.axes)

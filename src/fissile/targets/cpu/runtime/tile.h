@@ -34,24 +34,35 @@ FISSILE_INLINE int64_t taps_before(int64_t distance, int64_t step, int64_t taps)
   return n < taps ? n : taps;
 }
 
-// Channels-first, lanes are output columns: MR output channels and NV * VL columns of one row.
-//   c[m][v] += sum_{k < C, i < kh, j < kw} a[((k * kh + i) * kw + j) * MR + m] * x[k * plane + i * row + j * tap + S * (v * VL ...)]
-template <int MR, int NV, int S>
-FISSILE_INLINE void conv_first(vf (&c)[MR][NV], const float* x, int64_t C, int64_t plane, int64_t kh, int64_t row, int64_t kw,
-                               int64_t tap, const float* a) {
-  vf t[MR][NV];
+// Channels-first, lanes are output columns: PY rows of MR output channels and NV * VL columns.
+//
+//   c[py * MR + m][v] += sum_{k < C, i < kh, j < kw}
+//       a[((k * kh + i) * kw + j) * MR + m] * x[k * plane + (py + i) * row + j * tap + S * v * VL ...]
+//
+// With PY > 1, which needs stride and dilation 1 along the height, an input row is loaded once for
+// all output rows that it belongs to. Invariant: one chain of fma in the order (k, i, j) whatever
+// the tile is.
+template <int MR, int NV, int S, int PY>
+FISSILE_INLINE void conv_first(vf (&c)[PY * MR][NV], const float* x, int64_t C, int64_t plane,
+                               int64_t kh, int64_t row, int64_t kw, int64_t tap, const float* a) {
+  vf t[PY * MR][NV];
   copy_tile(t, c);
-  for (int64_t k = 0; k < C; k++, x += plane)
-    for (int64_t i = 0; i < kh; i++)
-      for (int64_t j = 0; j < kw; j++, a += MR) {
+  for (int64_t k = 0; k < C; k++, x += plane, a += kh * kw * MR)
+    for (int64_t q = 0; q < kh + PY - 1; q++)
+      for (int64_t j = 0; j < kw; j++) {
         vf s[NV];
 #pragma GCC unroll 16
-        for (int v = 0; v < NV; v++) s[v] = load_step<S>(x + i * row + j * tap + S * v * VL);
+        for (int v = 0; v < NV; v++) s[v] = load_step<S>(x + q * row + j * tap + S * v * VL);
+#pragma GCC unroll 8
+        for (int py = 0; py < PY; py++) {
+          const int64_t i = q - py;
+          if (PY > 1 && (i < 0 || i >= kh)) continue;
 #pragma GCC unroll 32
-        for (int m = 0; m < MR; m++) {
-          vf w = splat(a[m]);
+          for (int m = 0; m < MR; m++) {
+            vf w = splat(a[(i * kw + j) * MR + m]);
 #pragma GCC unroll 16
-          for (int v = 0; v < NV; v++) t[m][v] = native_fma(w, s[v], t[m][v]);
+            for (int v = 0; v < NV; v++) t[py * MR + m][v] = native_fma(w, s[v], t[py * MR + m][v]);
+          }
         }
       }
   copy_tile(c, t);
