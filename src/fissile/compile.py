@@ -101,7 +101,7 @@ def compile(
     order = stages.observe("order", arrange(graph, selection.chosen))
     plan = stages.observe("place", place(graph, order, kernels, us))
     files = stages.observe("emit", emit(plan, graph))
-    where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-")) / "model"
+    where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-"))
     facts = {"selection": summary(graph, selection, stages), "threads": threads, "accuracy": accuracy}
     write(where, graph, plan, files, pack, partial(build, toolchain=toolchain), facts)
     executable = load_artifact(where, threads, verify=False, selection=selection, temporary=folder is None)

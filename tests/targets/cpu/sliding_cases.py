@@ -35,6 +35,10 @@ def weights(*shape: int) -> Value:
     return p.constant(noise(*shape))
 
 
+def case(**arguments: Any) -> dict[str, Any]:
+    return arguments
+
+
 def image(*shape: int) -> Value:
     return placeholder(of(shape))
 
@@ -51,7 +55,7 @@ def layout(name: str, rank: int) -> Layout:
 
 
 def candidate(outputs: Sequence[Value], needs: str, gives: str, **params: Any) -> Candidate:
-    """Tokens of rank 3 and 4 in these layouts; a transposed result (rank 3 of an image) row-major."""
+    """Tokens of the images' rank in these layouts, others row-major."""
     bare = candidate_of(tuple(outputs))
     rank = max(v.rank for v in bare.region.tensors)
     layouts = {v: layout(needs if v.rank == rank else FIRST, v.rank) for v in bare.region.tensors}

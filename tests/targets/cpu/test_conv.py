@@ -1,4 +1,4 @@
-"""Convolution kernels against numpy in float64 and ONNX Runtime: layouts, prologues, epilogues, bounds."""
+"""Convolution kernels against numpy in float64 and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fissile.ir import prims as p
-from fissile.ir.graph import Value
+from fissile.ir.graph import Value, placeholder
 from fissile.ir.types import F64, of
 from fissile.targets.cpu.impls import conv
 from fissile.targets.cpu.impls.lines import plus
@@ -27,6 +27,7 @@ from sliding_cases import (
     NARROW,
     WIDE,
     candidate,
+    case,
     check,
     image,
     noise,
@@ -59,43 +60,43 @@ def biased(y: Value) -> Value:
 
 NONE = ((0, 0), (0, 0))
 SHAPES = {
-    "one channel in and out": dict(c=1, m=1),
-    "three channels, stride 2, 7x7": dict(
+    "one channel in and out": case(c=1, m=1),
+    "three channels, stride 2, 7x7": case(
         c=3, m=24, size=(57, 57), kernel=(7, 7), strides=(2, 2), pads=((3, 3), (3, 3))
     ),
-    "odd channels": dict(c=33, m=7, size=(13, 13)),
-    "many channels": dict(c=64, m=100, size=(14, 28)),
-    "seven columns": dict(c=24, m=48, size=(7, 7)),
-    "57 columns": dict(c=16, m=16, size=(9, 57)),
-    "one column": dict(c=24, m=16, size=(13, 1), kernel=(3, 1), pads=((1, 1), (0, 0))),
-    "uneven pads": dict(size=(15, 14), strides=(2, 2), pads=((0, 1), (2, 0))),
-    "stride 3": dict(size=(29, 29), strides=(3, 3), n=2),
-    "dilation": dict(size=(17, 17), dilations=(2, 2), pads=((2, 2), (2, 2))),
-    "dilation along one axis": dict(size=(17, 17), dilations=(1, 2), strides=(2, 1)),
-    "1x1": dict(c=64, m=48, kernel=(1, 1), pads=NONE),
-    "1x1, stride 2": dict(c=256, m=32, size=(28, 28), kernel=(1, 1), strides=(2, 2), pads=NONE),
-    "1xk": dict(kernel=(1, 5), pads=((0, 0), (2, 2)), n=2),
-    "pixels that meet in the cache": dict(c=512, m=16, size=(7, 7), strides=(1, 1)),
-    "2 groups": dict(c=16, m=48, groups=2),
-    "4 groups of odd size": dict(c=12, m=20, groups=4, size=(9, 13)),
-    "depthwise": dict(c=32, m=32, groups=32),
-    "depthwise, stride 2": dict(c=48, m=48, groups=48, strides=(2, 2), size=(15, 16), n=2),
-    "depthwise, odd channels": dict(c=24, m=24, groups=24, size=(13, 13)),
-    "depthwise 5x5 on 4x3": dict(
+    "odd channels": case(c=33, m=7, size=(13, 13)),
+    "many channels": case(c=64, m=100, size=(14, 28)),
+    "seven columns": case(c=24, m=48, size=(7, 7)),
+    "57 columns": case(c=16, m=16, size=(9, 57)),
+    "one column": case(c=24, m=16, size=(13, 1), kernel=(3, 1), pads=((1, 1), (0, 0))),
+    "uneven pads": case(size=(15, 14), strides=(2, 2), pads=((0, 1), (2, 0))),
+    "stride 3": case(size=(29, 29), strides=(3, 3), n=2),
+    "dilation": case(size=(17, 17), dilations=(2, 2), pads=((2, 2), (2, 2))),
+    "dilation along one axis": case(size=(17, 17), dilations=(1, 2), strides=(2, 1)),
+    "1x1": case(c=64, m=48, kernel=(1, 1), pads=NONE),
+    "1x1, stride 2": case(c=256, m=32, size=(28, 28), kernel=(1, 1), strides=(2, 2), pads=NONE),
+    "1xk": case(kernel=(1, 5), pads=((0, 0), (2, 2)), n=2),
+    "pixels that meet in the cache": case(c=512, m=16, size=(7, 7), strides=(1, 1)),
+    "2 groups": case(c=16, m=48, groups=2),
+    "4 groups of odd size": case(c=12, m=20, groups=4, size=(9, 13)),
+    "depthwise": case(c=32, m=32, groups=32),
+    "depthwise, stride 2": case(c=48, m=48, groups=48, strides=(2, 2), size=(15, 16), n=2),
+    "depthwise, odd channels": case(c=24, m=24, groups=24, size=(13, 13)),
+    "depthwise 5x5 on 4x3": case(
         c=16, m=16, groups=16, size=(4, 3), kernel=(5, 5), pads=((2, 2), (2, 2))
     ),
-    "depthwise, dilation": dict(
+    "depthwise, dilation": case(
         c=16, m=16, groups=16, dilations=(2, 3), pads=((2, 2), (3, 3)), size=(11, 12)
     ),
-    "depthwise 7x7": dict(c=16, m=16, groups=16, kernel=(7, 7), pads=((3, 3), (3, 3))),
-    "depthwise, two results a channel": dict(c=16, m=32, groups=16),
-    "one axis": dict(
+    "depthwise 7x7": case(c=16, m=16, groups=16, kernel=(7, 7), pads=((3, 3), (3, 3))),
+    "depthwise, two results a channel": case(c=16, m=32, groups=16),
+    "one axis": case(
         c=24, m=33, size=(40,), kernel=(5,), strides=(2,), dilations=(1,), pads=((2, 1),), n=2
     ),
-    "one axis, depthwise": dict(
+    "one axis, depthwise": case(
         c=32, m=32, groups=32, size=(50,), kernel=(3,), strides=(1,), dilations=(2,), pads=((2, 2),)
     ),
-    "one axis, stride longer than the kernel": dict(
+    "one axis, stride longer than the kernel": case(
         c=3, m=24, size=(39,), kernel=(2,), strides=(3,), dilations=(1,), pads=((2, 0),)
     ),
 }  # fmt: skip
@@ -205,7 +206,7 @@ def test_a_residual_in_the_other_layout():
 
 
 @pytest.mark.parametrize(
-    "asked", [dict(px=7, py=2, nv=2), dict(rows=2, py=1, nv=3), dict(splits=2, nv=1)]
+    "asked", [case(px=7, py=2, nv=2), case(rows=2, py=1, nv=3), case(splits=2, nv=1)]
 )
 def test_params_choose_the_tile(asked):
     check(conv.lower, biased(convolution(c=16, m=64)), LAST, **asked)
@@ -251,9 +252,12 @@ def test_onnx_runtime_agrees():
     ort = pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
     x, k, b = noise(2, 12, 21, 19), noise(36, 4, 3, 5), noise(36)
-    attributes = dict(group=3, strides=[2, 1], dilations=[1, 2], pads=[1, 4, 0, 3])
+    attributes = case(group=3, strides=[2, 1], dilations=[1, 2], pads=[1, 4, 0, 3])
     node = onnx.helper.make_node("Conv", ["x", "k", "b"], ["y"], **attributes)
-    info = lambda name, a: onnx.helper.make_tensor_value_info(name, 1, a)
+
+    def info(name, shape):
+        return onnx.helper.make_tensor_value_info(name, 1, shape)
+
     graph = onnx.helper.make_graph(
         [node], "g", [info("x", x.shape), info("k", k.shape), info("b", b.shape)], [info("y", None)]
     )
@@ -283,13 +287,7 @@ def dynamic() -> Value:
 
 def double() -> Value:
     k = p.constant(np.ones((2, 2, 3, 3)), F64)
-    return p.conv(running_placeholder((1, 2, 4, 4)), k, (1, 1), (1, 1))
-
-
-def running_placeholder(shape: tuple[int, ...]) -> Value:
-    from fissile.ir.graph import placeholder  # noqa: PLC0415
-
-    return placeholder(of(shape, F64))
+    return p.conv(placeholder(of((1, 2, 4, 4), F64)), k, (1, 1), (1, 1))
 
 
 def shifted() -> Value:

@@ -1,4 +1,4 @@
-"""Pooling kernels against numpy in float64 and ONNX Runtime: layouts, pads, prologues, epilogues."""
+"""Pooling kernels against numpy in float64 and ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if this_machine().vl != 16:
 
 NEUTRAL = {"window_max": -math.inf, "window_sum": 0.0}
 SHAPES = {
-    "3x3, stride 2": dict(c=64, size=(28, 28), kernel=(3, 3), strides=(2, 2), pads=((1, 1), (1, 1))),
-    "2x2": dict(c=24, size=(13, 57), kernel=(2, 2), strides=(2, 2), pads=((0, 1), (0, 1))),
-    "5x5 on 3x4": dict(c=16, size=(3, 4), kernel=(5, 5), strides=(1, 1), pads=((2, 2), (2, 2))),
-    "9x9": dict(c=32, size=(13, 13), kernel=(9, 9), strides=(1, 1), pads=((4, 4), (4, 4))),
-    "whole map": dict(c=100, size=(7, 7), kernel=(7, 7), strides=(1, 1), pads=((0, 0), (0, 0))),
-    "odd, uneven": dict(c=33, size=(15, 14), kernel=(3, 2), strides=(3, 1), pads=((0, 2), (1, 0)), n=2),
-    "one channel": dict(c=1, size=(9, 33), kernel=(3, 3), strides=(1, 1), pads=((1, 1), (1, 1))),
-    "one axis": dict(c=48, size=(50,), kernel=(4,), strides=(3,), pads=((1, 2),), n=2),
+    "3x3, stride 2": case(c=64, size=(28, 28), kernel=(3, 3), strides=(2, 2), pads=((1, 1), (1, 1))),
+    "2x2": case(c=24, size=(13, 57), kernel=(2, 2), strides=(2, 2), pads=((0, 1), (0, 1))),
+    "5x5 on 3x4": case(c=16, size=(3, 4), kernel=(5, 5), strides=(1, 1), pads=((2, 2), (2, 2))),
+    "9x9": case(c=32, size=(13, 13), kernel=(9, 9), strides=(1, 1), pads=((4, 4), (4, 4))),
+    "whole map": case(c=100, size=(7, 7), kernel=(7, 7), strides=(1, 1), pads=((0, 0), (0, 0))),
+    "odd, uneven": case(c=33, size=(15, 14), kernel=(3, 2), strides=(3, 1), pads=((0, 2), (1, 0)), n=2),
+    "one channel": case(c=1, size=(9, 33), kernel=(3, 3), strides=(1, 1), pads=((1, 1), (1, 1))),
+    "one axis": case(c=48, size=(50,), kernel=(4,), strides=(3,), pads=((1, 2),), n=2),
 }  # fmt: skip
 
 
@@ -107,13 +107,16 @@ def test_onnx_runtime_agrees():
     onnx = pytest.importorskip("onnx")
     x, attributes = (
         noise(1, 20, 15, 17),
-        dict(kernel_shape=[3, 3], strides=[2, 1], pads=[1, 1, 0, 1]),
+        case(kernel_shape=[3, 3], strides=[2, 1], pads=[1, 1, 0, 1]),
     )
     nodes = [
         onnx.helper.make_node("MaxPool", ["x"], ["m"], **attributes),
         onnx.helper.make_node("AveragePool", ["x"], ["a"], count_include_pad=1, **attributes),
     ]
-    info = lambda name, a: onnx.helper.make_tensor_value_info(name, 1, a)
+
+    def info(name, shape):
+        return onnx.helper.make_tensor_value_info(name, 1, shape)
+
     graph = onnx.helper.make_graph(
         nodes, "g", [info("x", x.shape)], [info("m", None), info("a", None)]
     )

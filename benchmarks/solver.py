@@ -1,0 +1,113 @@
+"""The binary program on whole networks: seconds and proven gap, and what each family of rows is worth.
+
+    python benchmarks/solver.py [NAME ...] [--limit SECONDS] [--ablate SECONDS]
+
+Costs are what the store knows, else the model's: nothing is measured. Writes `docs/solver.md`. One core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from networks import NAMES, REAL, network, real
+
+from fissile.compile import implement
+from fissile.cost.model import Model, prices
+from fissile.cost.store import Store, home
+from fissile.kernels.identify import Limits, identify
+from fissile.onnx.load import load
+from fissile.select.program import ALL_ROWS, KORCH, SECTION_9, Problem
+from fissile.select.solve import select
+from fissile.select.tokens import problem
+from fissile.targets.cpu.calibrate import calibrate
+from fissile.targets.cpu.harness import CpuBench
+from fissile.targets.cpu.target import VERSION, Cpu
+from fissile.targets.cpu.toolchain import find
+
+FAMILIES = {
+    "Korch's rows": KORCH,
+    "+ cover": KORCH | {"cover"},
+    "+ edges": KORCH | {"cover", "edges"},
+    "+ adapters": SECTION_9,
+    "+ layouts, first": ALL_ROWS,
+}
+HEAD = """# The binary program
+
+Whole networks, unpartitioned, recomputation allowed, regions of up to 8 primitives, both layouts and adapters; one core;
+HiGHS through `select/`. `solve` is what `compile` runs (presolve, landmark cuts, ceilings) asked for a gap of 0.01 %
+within {limit:g} s. The other columns give the rows to HiGHS as they are, with no presolve and no cuts of ours, for at most
+{ablate:g} s: seconds, and the gap where it was not closed. Written by `python benchmarks/solver.py`.
+
+"""
+
+
+def instance(name: str, work: Path) -> tuple[Problem, int]:
+    shapes = None
+    if name in REAL:
+        path, shapes = real(name, work / "real"), REAL[name]["shapes"]
+        graph = load(path, shapes)
+    else:
+        graph = load(network(name))
+    cpu, toolchain = Cpu(graph), find()
+    regions = identify(graph, Limits(contractions=1), cpu.admissible)
+    candidates = implement(graph, cpu, regions)
+    store = Store(home() / "times.sqlite", CpuBench(toolchain, 1, version=VERSION).place)
+    known = {k: t.us for k, t in store.get({c.key for c in candidates}).items() if t.us is not None}
+    model = Model(calibrate(toolchain, 1))
+    distinct = {c.key: c for c in candidates if c.key in known}
+    model.learn((c, known[k]) for k, c in distinct.items())
+    costs = [c.us for c in prices(candidates, model, known)]
+    return problem(graph, candidates, costs), len(graph.primitives)
+
+
+def solve(name: str, work: Path, limit: float, ablate: float) -> None:
+    program, primitives = instance(name, work)
+    row = {"name": name, "primitives": primitives, "columns": len(program.columns)}
+    s = select(program, time_limit=limit, gap=1e-4)
+    row["solve"] = [s.seconds, s.gap, s.status]
+    for label, families in FAMILIES.items():
+        if ablate:
+            begin = time.monotonic()
+            s = select(program, time_limit=ablate, gap=1e-4, families=frozenset(families), presolve=False)
+            row[label] = [time.monotonic() - begin, s.gap, s.status]
+    (work / f"{name}.solver.json").write_text(json.dumps(row))
+    print(row, flush=True)
+
+
+def shown(cell: list | None) -> str:
+    if cell is None:
+        return ""
+    seconds, gap, _ = cell
+    return f"{seconds:.1f} s" if gap <= 1e-4 else f"{seconds:.0f} s, gap {100 * gap:.2g} %"
+
+
+def table(work: Path, limit: float, ablate: float) -> str:
+    found = [work / f"{n}.solver.json" for n in (*NAMES, *REAL)]
+    rows = [json.loads(p.read_text()) for p in found if p.exists()]
+    labels = ["solve", *FAMILIES]
+    lines = ["| network | primitives | candidates | gap % | " + " | ".join(labels) + " |", "|---" * (4 + len(labels)) + "|"]
+    for r in rows:
+        cells = " | ".join(shown(r.get(label)) for label in labels)
+        lines.append(f"| {r['name']} | {r['primitives']} | {r['columns']} | {100 * r['solve'][1]:.4f} | {cells} |")
+    return HEAD.format(limit=limit, ablate=ablate) + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--limit", type=float, default=120.0)
+    parser.add_argument("--ablate", type=float, default=60.0)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "fissile-status")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    for name in args.names or (*NAMES, *REAL):
+        solve(name, args.work, args.limit, args.ablate)
+    (Path(__file__).parent.parent / "docs" / "solver.md").write_text(table(args.work, args.limit, args.ablate))
+
+
+if __name__ == "__main__":
+    main()
