@@ -16,7 +16,7 @@ from networks import WHOLE, network  # noqa: E402
 
 import fissile  # noqa: E402
 from fissile.bench import interleaved, onnxruntime, ours, random_feeds  # noqa: E402
-from fissile.console import Display  # noqa: E402
+from fissile.console import progress  # noqa: E402
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--tune", type=float, default=60.0, help="seconds of measuring kernels")
     args = parser.parse_args()
     model = network(args.network)
-    with Display() as display:
+    with progress() as display:
         exe = fissile.compile(model, threads=1, tune=args.tune, progress=display)
     facts = exe.manifest.facts["selection"]
     print(f"{args.network}: {len(model.graph.node)} ONNX nodes, {facts['primitives']} primitives")

@@ -23,6 +23,7 @@ from sliding_cases import (
     NARROW,
     WIDE,
     candidate,
+    case,
     check,
     image,
     noise,
@@ -35,12 +36,16 @@ if this_machine().vl != 16:
 
 NEUTRAL = {"window_max": -math.inf, "window_sum": 0.0}
 SHAPES = {
-    "3x3, stride 2": case(c=64, size=(28, 28), kernel=(3, 3), strides=(2, 2), pads=((1, 1), (1, 1))),
+    "3x3, stride 2": case(
+        c=64, size=(28, 28), kernel=(3, 3), strides=(2, 2), pads=((1, 1), (1, 1))
+    ),
     "2x2": case(c=24, size=(13, 57), kernel=(2, 2), strides=(2, 2), pads=((0, 1), (0, 1))),
     "5x5 on 3x4": case(c=16, size=(3, 4), kernel=(5, 5), strides=(1, 1), pads=((2, 2), (2, 2))),
     "9x9": case(c=32, size=(13, 13), kernel=(9, 9), strides=(1, 1), pads=((4, 4), (4, 4))),
     "whole map": case(c=100, size=(7, 7), kernel=(7, 7), strides=(1, 1), pads=((0, 0), (0, 0))),
-    "odd, uneven": case(c=33, size=(15, 14), kernel=(3, 2), strides=(3, 1), pads=((0, 2), (1, 0)), n=2),
+    "odd, uneven": case(
+        c=33, size=(15, 14), kernel=(3, 2), strides=(3, 1), pads=((0, 2), (1, 0)), n=2
+    ),
     "one channel": case(c=1, size=(9, 33), kernel=(3, 3), strides=(1, 1), pads=((1, 1), (1, 1))),
     "one axis": case(c=48, size=(50,), kernel=(4,), strides=(3,), pads=((1, 2),), n=2),
 }  # fmt: skip

@@ -7,8 +7,10 @@ primitive that nothing takes at all is the caller's error to report.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import product
+from pathlib import Path
 
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.layout import Layout, Token, row_major
@@ -19,7 +21,17 @@ from fissile.targets.cpu.impls import contractions, conv, loops, maps, rows, win
 from fissile.targets.cpu.layouts import layouts
 from fissile.targets.cpu.machine import Machine, this_machine
 
-VERSION = "1"  # of the generated code: part of the key of every stored time
+
+
+def _version() -> str:
+    """Of the generated code: part of the key of every stored time, so that none outlives its kernel."""
+    package = Path(__file__).parents[2]
+    folders = (package / "targets" / "cpu" / "impls", package / "tiles")
+    files = [p for folder in folders for p in sorted(folder.glob("*.py"))]
+    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()[:12]
+
+
+VERSION = _version()
 _MOVES = ("transpose", "reshape", "slice", "broadcast")
 
 

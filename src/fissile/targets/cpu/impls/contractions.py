@@ -22,9 +22,12 @@ from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.writer import Writer, memory_order, strides_of
 from fissile.targets.cpu.machine import Machine
-from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Load, Point, Register, forward
+from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Load, Point, Register, forward, operations
 from fissile.tiles.index import Index, Var, const, flatten, text, unflatten, var
 from fissile.tiles.nest import Decided, Env, Store, Tree, loop, nest, vectorises
+
+
+UNROLLED = 10  # vector operations of an epilogue that is printed once for each accumulator
 
 
 @dataclass(frozen=True)
@@ -350,11 +353,19 @@ class _Contraction:
             stores.append(Store(f"y{i}", address, Builder(leaves, {}).at(token.value, points[token.value])))
         if not vectorises(stores, j):
             raise Illegal("the epilogue cannot run on vectors")
-        left = f"{self.N} - {self.nw} * n" if self.N % self.nw else str(self.nw)
-        inner = list(self.w.printer.statements(stores, j))
-        return ["for (int r = 0; r < mr.value; ++r) {", f"  const int64_t i = {row} + r;",
-                f"  panel<{self.nv}>({left}, [&](auto l, int v, int64_t j) {{",
-                *("    " + x for x in inner), "  });", "}"]  # fmt: skip
+        short = all(operations(s.value) <= UNROLLED for s in stores)
+        lines = ["auto finish = [&](auto l, vf s, int r, int v) FISSILE_BODY {",
+                 f"  const int64_t i = {row} + r, j = int64_t(v) * VL;",
+                 *("  " + x for x in self.w.printer.statements(stores, j)), "};"]  # fmt: skip
+        return [*lines, *self._each_vector("true" if short else "false")]
+
+    def _each_vector(self, unroll: str) -> list[str]:
+        """`finish` for all vectors of the tile; the last panel may be narrower."""
+        rest = self.N - (self.panels - 1) * self.nw
+        whole, last = (f"each_vector<{n}, {unroll}>(c, finish);" for n in (self.nw, rest))
+        if rest == self.nw or self.panels == 1:
+            return [last]
+        return [f"if (n < {self.panels - 1})", f"  {whole}", "else", f"  {last}"]
 
     def _check_outputs(self) -> None:
         axes = tuple(const(0) for _ in self.p.node.value.shape)
@@ -377,11 +388,11 @@ class Side:
 
 
 def accumulator(expected: Point) -> Leaf:
-    """The accumulators c[r][v] as the value at the tile's own point."""
+    """The accumulators in `s` as the value at the tile's own point."""
 
     def leaf(point: Point) -> Expr:
         if point != expected:
             raise Illegal("the epilogue reads the result at another place")
-        return Register("c[r][v]", F32, lanes=True)
+        return Register("s", F32, lanes=True)
 
     return leaf
