@@ -36,6 +36,13 @@ IDENTITY = {"sum": "0", "prod": "1", "max": "lowest<{}>()", "min": "highest<{}>(
 _FOLD = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max({0}, {1})", "min": "min({0}, {1})"}
 
 
+# signed overflow is undefined in C++ and wraps in ONNX's integers
+_WRAPS = {
+    "add": "wrap_add({0}, {1})", "sub": "wrap_sub({0}, {1})", "mul": "wrap_mul({0}, {1})",
+    "neg": "wrap_sub(decltype({0})(0), {0})",
+}  # fmt: skip
+
+
 def compute_type(dtype: DType) -> str:
     """The C type that arithmetic uses: half precision computes in float."""
     return "float" if dtype.name in ("f16", "bf16") else str(dtype.c)
@@ -161,12 +168,13 @@ class Printer:
         if e.prim == "where":
             return self._where(e, lane, names)
         args = [self._arg(a, lane, names) for a in e.args]
-        shown = str(PRIMS[e.prim].c).format(*args, **self._attrs(e))
+        wraps = _WRAPS.get(e.prim) if e.dtype.name in ("i32", "i64") else None
+        shown = (wraps or str(PRIMS[e.prim].c)).format(*args, **self._attrs(e))
         if e.dtype.name in ("f16", "bf16"):
             return f"rounded<{e.dtype.c}>({shown})"
         if e.dtype.name in ("i8", "u8", "i16", "u16"):
             return f"cast<{e.dtype.c}>({shown})"
-        return shown if top or str(PRIMS[e.prim].c)[0].isalpha() else f"({shown})"
+        return shown if top or wraps or str(PRIMS[e.prim].c)[0].isalpha() else f"({shown})"
 
     def _attrs(self, e: Op) -> dict[str, str]:
         return {"to": compute_type(e.dtype)} if e.prim == "cast" else {}

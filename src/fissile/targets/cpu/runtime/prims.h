@@ -155,6 +155,12 @@ template <> struct is_whole<bool> {
 template <class T, class V> FISSILE_INLINE T cast(V x) { return caster<T, is_whole<T>::value>::of(x); }
 
 // ---- ONNX's arithmetic where C's differs
+FISSILE_INLINE int32_t wrap_add(int32_t x, int32_t y) { return int32_t(uint32_t(x) + uint32_t(y)); }
+FISSILE_INLINE int32_t wrap_sub(int32_t x, int32_t y) { return int32_t(uint32_t(x) - uint32_t(y)); }
+FISSILE_INLINE int32_t wrap_mul(int32_t x, int32_t y) { return int32_t(uint32_t(x) * uint32_t(y)); }
+FISSILE_INLINE int64_t wrap_add(int64_t x, int64_t y) { return int64_t(uint64_t(x) + uint64_t(y)); }
+FISSILE_INLINE int64_t wrap_sub(int64_t x, int64_t y) { return int64_t(uint64_t(x) - uint64_t(y)); }
+FISSILE_INLINE int64_t wrap_mul(int64_t x, int64_t y) { return int64_t(uint64_t(x) * uint64_t(y)); }
 template <class T> FISSILE_INLINE T divide_whole(T x, T y) { return y == 0 ? T(0) : y == T(-1) && T(-1) < T(0) ? T(0 - x) : T(x / y); }
 FISSILE_INLINE int8_t divide(int8_t x, int8_t y) { return divide_whole(x, y); }
 FISSILE_INLINE int16_t divide(int16_t x, int16_t y) { return divide_whole(x, y); }
