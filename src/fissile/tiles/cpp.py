@@ -7,7 +7,7 @@ respect it, and everything that does not change from lane to lane stays a scalar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 import numpy as np
@@ -99,6 +99,8 @@ class Printer:
         elif isinstance(tree, For):
             v = tree.var
             yield f"{tab}for (int64_t {v.name} = {v.lo}; {v.name} < {v.hi + 1}; ++{v.name}) {{"
+            if _chooses(tree.body, v):
+                yield f"{tab}  FISSILE_NO_MASKS;"
             yield from self.trees(tree.body, lane, indent + 1)
             yield f"{tab}}}"
         elif registers := _registers(tree):
@@ -130,9 +132,7 @@ class Printer:
     def statements(self, statements: Iterable[Statement], lane: Var | None) -> Iterator[str]:
         statements = list(statements)
         names: dict[int, str] = {}
-        for e in _shared(statements):
-            names[id(e)] = f"t{next(self.numbers)}"
-            yield f"const auto {names[id(e)]} = {self._expr(e, lane, names, top=True)};"
+        yield from self._temporaries([s.value for s in statements], lane, names)
         for s in statements:
             value = self.expr(s.value, lane, names)
             if isinstance(s, Define):
@@ -149,6 +149,15 @@ class Printer:
             else:
                 yield f"{s.register} = {_FOLD[s.op].format(s.register, value)};"
 
+    def _temporaries(
+        self, roots: list[Expr], lane: Var | None, names: dict[int, str]
+    ) -> Iterator[str]:
+        """Lines that compute what is used more than once; `names` tells what they are called."""
+        for e in _shared(roots, names):
+            shown = self._expr(e, lane, names, top=True)
+            names[id(e)] = f"t{next(self.numbers)}"
+            yield f"const auto {names[id(e)]} = {shown};"
+
     def expr(self, e: Expr, lane: Var | None, names: dict[int, str]) -> str:
         return names.get(id(e)) or self._expr(e, lane, names, top=True)
 
@@ -163,7 +172,7 @@ class Printer:
         if isinstance(e, Load):
             return _load(e, lane)
         if isinstance(e, Choose):
-            both = [self._lifted(x, e, lane, names) for x in (e.less, e.other)]
+            both = [self._branch(x, e, lane, names) for x in (e.less, e.other)]
             return f"({text(e.index)} < {e.bound} ? {both[0]} : {both[1]})"
         if e.prim == "where":
             return self._where(e, lane, names)
@@ -179,6 +188,14 @@ class Printer:
     def _attrs(self, e: Op) -> dict[str, str]:
         return {"to": compute_type(e.dtype)} if e.prim == "cast" else {}
 
+    def _branch(self, e: Expr, whole: Expr, lane: Var | None, names: dict[int, str]) -> str:
+        """One side of a choice. What it shares within is computed inside: its loads may lie beyond
+        their memory where the other side is taken."""
+        names = dict(names)
+        lines = list(self._temporaries([e], lane, names))
+        shown = self._lifted(e, whole, lane, names)
+        return f"[&]() FISSILE_BODY {{ {' '.join(lines)} return {shown}; }}()" if lines else shown
+
     def _lifted(self, e: Expr, whole: Expr, lane: Var | None, names: dict[int, str]) -> str:
         shown = self._arg(e, lane, names)
         return f"splat({shown})" if varying(whole, lane) and not varying(e, lane) else shown
@@ -189,6 +206,24 @@ class Printer:
         if varying(e.args[0], lane):
             return f"select({condition}, {x}, {y})"
         return f"({condition} ? {x} : {y})"
+
+
+def _chooses(trees: Iterable[Tree], v: Var) -> bool:
+    """Does a choice depend on this variable?"""
+    for tree in trees:
+        if isinstance(tree, If) and (
+            v in tree.index.vars or _chooses((*tree.less, *tree.other), v)
+        ):
+            return True
+        if isinstance(tree, For | Lanes | Scope) and _chooses(tree.body, v):
+            return True
+        if isinstance(tree, Do) and any(
+            isinstance(e, Choose) and v in e.index.vars
+            for s in tree.statements
+            for e in expressions(s.value)
+        ):
+            return True
+    return False
 
 
 def _registers(tree: Lanes) -> dict[str, str]:
@@ -209,30 +244,29 @@ def _load(e: Load, lane: Var | None) -> str:
     return f"load(l, {e.pointer} + {where})" if stride == 1 else f"gather(l, {e.pointer} + {where}, {stride})"
 
 
-def _shared(statements: list[Statement]) -> list[Expr]:
-    """Parts that are used more than once, operands first."""
+def _shared(roots: list[Expr], named: Mapping[int, str]) -> list[Expr]:
+    """Parts that are used more than once and computed whichever way choices go, operands first;
+    nothing that is named already."""
     uses: dict[int, int] = {}
-    for s in statements:
-        uses[id(s.value)] = uses.get(id(s.value), 0) + 1
-        for e in {id(p): p for s_ in [s] for p in expressions(s_.value)}.values():
-            for child in _children(e):
-                uses[id(child)] = uses.get(id(child), 0) + 1
     order: list[Expr] = []
     seen: set[int] = set()
-    for s in statements:
-        stack: list[tuple[Expr, bool]] = [(s.value, False)]
-        while stack:
-            e, done = stack.pop()
-            if done:
-                order.append(e)
-            elif id(e) not in seen:
-                seen.add(id(e))
-                stack.append((e, True))
-                stack += [(c, False) for c in _children(e)]
+    stack: list[tuple[Expr, bool]] = [(e, False) for e in reversed(roots)]
+    while stack:
+        e, done = stack.pop()
+        if done:
+            order.append(e)
+            continue
+        uses[id(e)] = uses.get(id(e), 0) + 1
+        if id(e) in seen or id(e) in named:
+            continue
+        seen.add(id(e))
+        stack.append((e, True))
+        if isinstance(e, Op):
+            stack += [(c, False) for c in e.args]
+    for e in order:
+        if isinstance(e, Choose):
+            for side in (e.less, e.other):
+                for part in expressions(side):
+                    if id(part) in seen:
+                        uses[id(part)] += 1
     return [e for e in order if uses[id(e)] > 1 and isinstance(e, Op | Load | Choose)]
-
-
-def _children(e: Expr) -> tuple[Expr, ...]:
-    if isinstance(e, Op):
-        return e.args
-    return (e.less, e.other) if isinstance(e, Choose) else ()

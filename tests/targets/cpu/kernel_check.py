@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import os
 import pickle
 import random
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -130,9 +132,9 @@ class Guarded:
         _LIBC.mprotect(base, PAGE, 0)
         _LIBC.mprotect(base + PAGE + inner, PAGE, 0)
         self.room = np.frombuffer((ctypes.c_uint8 * inner).from_address(base + PAGE), np.uint8)
-        self.room[:] = poison
         self.start = inner - size_bytes if at_end else 0
         self.size_bytes = size_bytes
+        self.room[:] = poison
 
     @property
     def bytes(self) -> np.ndarray:
@@ -195,7 +197,7 @@ def draw(region: Region, tensors: Sequence[Value], how: str, rng: np.random.Gene
                 return rng.integers(-limits[v], limits[v], v.shape).astype(dtype.numpy)
             low = 0 if dtype.kind == "uint" else -9
             return rng.integers(low, 10, v.shape).astype(dtype.numpy)
-        x = rng.standard_normal(v.shape, np.float32)
+        x = _normal(v.shape, rng)
         if how == "positive":
             return np.asarray(0.5 + np.abs(x) / 4).astype(dtype.numpy)
         x = np.asarray(x)
@@ -207,6 +209,19 @@ def draw(region: Region, tensors: Sequence[Value], how: str, rng: np.random.Gene
             return x.astype(dtype.numpy)
 
     return [one(v) for v in tensors]
+
+
+@cache
+def _pool() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(1_000_003, np.float32)
+
+
+def _normal(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Normal numbers; large arrays repeat a million of them."""
+    if (size := math.prod(shape)) < 65536:
+        return np.asarray(rng.standard_normal(shape, np.float32))
+    start = int(rng.integers(0, len(_pool())))
+    return np.resize(np.roll(_pool(), start), size).reshape(shape)
 
 
 def oracle(c: Candidate, inputs: Sequence[np.ndarray], reference: bool) -> list[np.ndarray]:
@@ -297,6 +312,10 @@ def differences(got: np.ndarray, want: np.ndarray, ordinary: np.ndarray, special
     g, w, o = (np.asarray(a).astype(np.float64) for a in (got, want, ordinary))
     if special:
         w = o
+    elif w.size:  # most are right
+        scale = np.abs(w).max()
+        if np.isfinite(scale) and np.abs(g - w).max() <= TOLERANCE * scale:
+            return None
     same = (g == w) | (np.isnan(g) & np.isnan(w)) | (g == o) | (np.isnan(g) & np.isnan(o))
     finite = np.isfinite(w) & np.isfinite(o)
     odd = ~same & ~(finite & np.isfinite(g))

@@ -243,7 +243,8 @@ def _argument(n: Node, here: Point, builder: Builder, printer: Printer) -> list[
         else f"x {beyond} best || (x != x && best == best)"
     )
     read = printer.expr(builder.at(x, point), None, {})
+    step = f"if ({better}) best = x, v = k;"
     return [
         Raw((f"{at} best = {worst};", "int64_t v = 0;")),
-        For(k, (Raw((f"const {at} x = {read};", f"if ({better}) best = x, v = k;")),)),
+        For(k, (Raw(("FISSILE_NO_MASKS;", f"const {at} x = {read};", step)),)),
     ]

@@ -55,7 +55,9 @@ class Writer:
     def kernel(self, body: Sequence[str], tiles: int) -> Kernel:
         """`body` computes tile t; it is indented by two."""
         lines = [f"  {line}" for line in self.scratch_lines]
-        lines += ["  for (int64_t t = begin; t < end; ++t) {", *body, "  }"]
+        chooses = any(" ? " in line for line in body)
+        lines += ["  for (int64_t t = begin; t < end; ++t) {", *["    FISSILE_NO_MASKS;"] * chooses]
+        lines += [*body, "  }"]
         return self.finish(lines, tiles)
 
     def finish(self, lines: Iterable[str], tiles: int) -> Kernel:

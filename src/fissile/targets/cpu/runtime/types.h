@@ -8,6 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// In the body of a loop with a choice: the loop stays one of branches. GCC 12 makes masked loads of
+// such loops and then, where the mask is constant, whole ones, which read past the end of memory.
+#define FISSILE_NO_MASKS asm volatile("")
+
 #define FISSILE_INLINE static inline __attribute__((always_inline))
 
 #ifndef __has_builtin
