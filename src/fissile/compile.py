@@ -26,6 +26,7 @@ from fissile.cost.model import Model
 from fissile.cost.store import Store, home
 from fissile.errors import ModelError, TargetError, shown
 from fissile.ir.graph import Graph, Node
+from fissile.ir.verify import verify as well_formed
 from fissile.kernels.candidate import Candidate
 from fissile.kernels.identify import Limits, identify
 from fissile.kernels.region import Region
@@ -94,6 +95,7 @@ def compile(
         raise ValueError(f"accuracy is one of {', '.join(POLICY)}, not {accuracy!r}")
     stages = Stages(progress or (lambda what, share, left: None))
     graph = stages.observe("load", load(model, shapes))
+    well_formed(graph)
     threads, toolchain = threads or usable_threads(), find()
     cpu, selection = choose(graph, target, threads, budget_s(tune), store, toolchain, stages)
     kernels = {c: k for c in selection.chosen if not c.is_alias and (k := cpu.kernel(c))}
@@ -134,7 +136,7 @@ def choose(
         raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
     cpu = Cpu(graph)
     regions = stages.observe("identify", identify(graph, Limits(contractions=1), cpu.admissible))
-    candidates = stages.observe("implement", implement(graph, cpu, regions))
+    candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))
     machine = stages.observe("calibrate", calibrate(toolchain, threads))
     bench = CpuBench(toolchain, threads, version=VERSION)
     known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
@@ -150,9 +152,17 @@ def tune_(*arguments: Any) -> Selection:
         raise TargetError(f"the model cannot be computed on this target: {error}") from None
 
 
-def implement(graph: Graph, cpu: Cpu, regions: Sequence[Region]) -> tuple[Candidate, ...]:
+def implement(
+    graph: Graph, cpu: Cpu, regions: Sequence[Region], progress: Progress | None = None
+) -> tuple[Candidate, ...]:
     """Every candidate. Raises TargetError where nothing computes some primitive."""
-    found = [c for region in regions for c in cpu.implementations(region)]
+    found: list[Candidate] = []
+    start = time.monotonic()
+    for i, region in enumerate(regions):
+        found += cpu.implementations(region)
+        if progress and i % 64 == 63:
+            left = (time.monotonic() - start) / (i + 1) * (len(regions) - i - 1)
+            progress("lowering regions", (i + 1) / len(regions), left)
     computed = {n for c in found for n in c.region.nodes}
     for node in graph.primitives:
         if node not in computed:
