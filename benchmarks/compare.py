@@ -1,7 +1,8 @@
 """Latency of several engines in one run, interleaved.
 
-Times on a shared machine drift by tens of percent, so only ratios within one run count: every round runs each engine
-once, in an order that rotates, and a ratio is the median over rounds of the quotient of the two times of that round.
+Times on a shared machine drift by tens of percent, so only ratios within one run count: every round
+runs each engine once, in an order that rotates, and a ratio is the median over rounds of the
+quotient of the two times of that round.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ class Compared:
     rounds: int
 
 
-def interleave(engines: Mapping[str, Callable[[], object]], seconds: float = 5.0, least: int = 9) -> Compared:
-    """Run all engines in turn for about `seconds`, at least `least` rounds, after two rounds of warm-up."""
+def interleave(
+    engines: Mapping[str, Callable[[], object]], seconds: float = 5.0, least: int = 9
+) -> Compared:
+    """Run all engines in turn for about `seconds`, at least `least` rounds, after two rounds of
+    warm-up."""
     names = list(engines)
     times: dict[str, list[float]] = {n: [] for n in names}
     for _ in range(2):
@@ -68,7 +72,9 @@ def where() -> str:
     """What a table was measured on."""
     name = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
-        rows = [r for r in Path("/proc/cpuinfo").read_text().splitlines() if r.startswith("model name")]
+        rows = [
+            r for r in Path("/proc/cpuinfo").read_text().splitlines() if r.startswith("model name")
+        ]
         name = rows[0].split(":")[1].strip() if rows else name
     packages = ("fissile", "onnx", "onnxruntime", "numpy", "highspy")
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)

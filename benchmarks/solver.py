@@ -1,8 +1,10 @@
-"""The binary program on whole networks: seconds and proven gap, and what each family of rows is worth.
+"""The binary program on whole networks: seconds and proven gap, and what each family of rows is
+worth.
 
     python benchmarks/solver.py [NAME ...] [--limit SECONDS] [--ablate SECONDS]
 
-Costs are what the store knows, else the model's: nothing is measured. Writes `docs/solver.md`. One core.
+Costs are what the store knows, else the model's: nothing is measured. Writes `docs/solver.md`. One
+core.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ FAMILIES = {
 }
 HEAD = """# The binary program
 
-Whole networks, unpartitioned, recomputation allowed, regions of up to 8 primitives, both layouts and adapters; one core;
-HiGHS through `select/`. `solve` is what `compile` runs (presolve, landmark cuts, ceilings) asked for a gap of 0.01 %
-within {limit:g} s. The other columns give the rows to HiGHS as they are, with no presolve and no cuts of ours, for at most
-{ablate:g} s: seconds, and the gap where it was not closed. Written by `python benchmarks/solver.py`.
+Whole networks, unpartitioned, recomputation allowed, regions of up to 8 primitives, both layouts
+and adapters; one core; HiGHS through `select/`. `solve` is what `compile` runs (presolve, landmark
+cuts, ceilings) asked for a gap of 0.01 % within {limit:g} s. The other columns give the rows to
+HiGHS as they are, with no presolve and no cuts of ours, for at most {ablate:g} s: seconds, and the
+gap where it was not closed. Written by `python benchmarks/solver.py`.
 
 """
 
@@ -72,7 +75,9 @@ def solve(name: str, work: Path, limit: float, ablate: float) -> None:
     for label, families in FAMILIES.items():
         if ablate:
             begin = time.monotonic()
-            s = select(program, time_limit=ablate, gap=1e-4, families=frozenset(families), presolve=False)
+            s = select(
+                program, time_limit=ablate, gap=1e-4, families=frozenset(families), presolve=False
+            )
             row[label] = [time.monotonic() - begin, s.gap, s.status]
     (work / f"{name}.solver.json").write_text(json.dumps(row))
     print(row, flush=True)
@@ -89,10 +94,15 @@ def table(work: Path, limit: float, ablate: float) -> str:
     found = [work / f"{n}.solver.json" for n in (*NAMES, *REAL)]
     rows = [json.loads(p.read_text()) for p in found if p.exists()]
     labels = ["solve", *FAMILIES]
-    lines = ["| network | primitives | candidates | gap % | " + " | ".join(labels) + " |", "|---" * (4 + len(labels)) + "|"]
+    lines = [
+        "| network | primitives | candidates | gap % | " + " | ".join(labels) + " |",
+        "|---" * (4 + len(labels)) + "|",
+    ]
     for r in rows:
         cells = " | ".join(shown(r.get(label)) for label in labels)
-        lines.append(f"| {r['name']} | {r['primitives']} | {r['columns']} | {100 * r['solve'][1]:.4f} | {cells} |")
+        lines.append(
+            f"| {r['name']} | {r['primitives']} | {r['columns']} | {100 * r['solve'][1]:.4f} | {cells} |"
+        )
     return HEAD.format(limit=limit, ablate=ablate) + "\n".join(lines) + "\n"
 
 
@@ -106,7 +116,9 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     for name in args.names or (*NAMES, *REAL):
         solve(name, args.work, args.limit, args.ablate)
-    (Path(__file__).parent.parent / "docs" / "solver.md").write_text(table(args.work, args.limit, args.ablate))
+    (Path(__file__).parent.parent / "docs" / "solver.md").write_text(
+        table(args.work, args.limit, args.ablate)
+    )
 
 
 if __name__ == "__main__":

@@ -23,11 +23,12 @@ from fissile.verify import relative_error
 
 HEAD = """# Status
 
-Every network compiled whole, unpartitioned, both layouts and adapters included, regions of up to 8 primitives, f32,
-batch 1, 1 thread, `--tune {tune}`. Latency: {where}. Times on a shared machine drift; a ratio is the median over
-interleaved rounds of ONNX Runtime's time over ours in that round (above 1: ours is faster), with quartiles. Errors are the
-largest over the verification inputs, relative to the output's scale, against float64. Weights are random where the
-network is not a real one. Written by `python benchmarks/status.py`.
+Every network compiled whole, unpartitioned, both layouts and adapters included, regions of up to 8
+primitives, f32, batch 1, 1 thread, `--tune {tune}`. Latency: {where}. Times on a shared machine
+drift; a ratio is the median over interleaved rounds of ONNX Runtime's time over ours in that round
+(above 1: ours is faster), with quartiles. Errors are the largest over the verification inputs,
+relative to the output's scale, against float64. Weights are random where the network is not a real
+one. Written by `python benchmarks/status.py`.
 
 """
 COLUMNS = (
@@ -62,7 +63,11 @@ def run(name: str, tune: float, work: Path) -> None:
 
 
 def table(work: Path) -> str:
-    rows = [json.loads((work / f"{n}.json").read_text()) for n in (*NAMES, *REAL) if (work / f"{n}.json").exists()]
+    rows = [
+        json.loads((work / f"{n}.json").read_text())
+        for n in (*NAMES, *REAL)
+        if (work / f"{n}.json").exists()
+    ]
     lines = [f"| {COLUMNS} |", "|" + "---|" * len(COLUMNS.split("|"))]
     for r in rows:
         seconds = sum(r["seconds"].values())
@@ -74,7 +79,9 @@ def table(work: Path) -> str:
         )
     ratios = [r["ratio"] for r in rows]
     mean = float(np.exp(np.mean(np.log(ratios)))) if rows else 0.0
-    head = HEAD.format(tune=f"{rows[0]['tune']:g}", where=rows[0]["where"]) if rows else "# Status\n"
+    head = (
+        HEAD.format(tune=f"{rows[0]['tune']:g}", where=rows[0]["where"]) if rows else "# Status\n"
+    )
     return head + "\n".join(lines) + f"\n\nGeometric mean of the ratios: {mean:.2f}.\n"
 
 
@@ -91,7 +98,16 @@ def main() -> None:
             run(name, args.tune, args.work)
             continue
         # a process each: nothing of one network lingers in the next one's memory or caches
-        command = [sys.executable, __file__, name, "--one", "--tune", str(args.tune), "--work", str(args.work)]
+        command = [
+            sys.executable,
+            __file__,
+            name,
+            "--one",
+            "--tune",
+            str(args.tune),
+            "--work",
+            str(args.work),
+        ]
         status = subprocess.run(command).returncode
         print(f"{name}: {'done' if status == 0 else f'failed with status {status}'}", flush=True)
     if not args.one:

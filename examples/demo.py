@@ -1,6 +1,6 @@
 """Compile MobileNetV2 for this machine and compare it with ONNX Runtime.
 
-    python examples/demo.py [NETWORK] [--tune SECONDS]        NETWORK: a name from benchmarks/models
+python examples/demo.py [NETWORK] [--tune SECONDS]        NETWORK: a name from benchmarks/models
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
-from networks import WHOLE, network  # noqa: E402
+from networks import WHOLE, network
 
-import fissile  # noqa: E402
-from fissile.bench import interleaved, onnxruntime, ours, random_feeds  # noqa: E402
-from fissile.console import progress  # noqa: E402
+import fissile
+from fissile.bench import interleaved, onnxruntime, ours, random_feeds
+from fissile.console import progress
 
 
 def main() -> None:
@@ -31,20 +31,31 @@ def main() -> None:
     print(f"{args.network}: {len(model.graph.node)} ONNX nodes, {facts['primitives']} primitives")
     print(f"regions        {facts['regions']}")
     print(f"candidates     {facts['candidates']}, {facts['measured']} kernels measured")
-    print(f"chosen         {facts['kernels']} kernels ({facts['adapters']} adapters), {facts['aliases']} aliases")
-    print(f"solver         {facts['columns']} columns, {facts['solver_seconds']:.2f} s, gap {facts['gap']:.4%}")
+    print(
+        f"chosen         {facts['kernels']} kernels ({facts['adapters']} adapters), {facts['aliases']} aliases"
+    )
+    print(
+        f"solver         {facts['columns']} columns, {facts['solver_seconds']:.2f} s, gap {facts['gap']:.4%}"
+    )
     kinds = Counter(c.impl for c in exe.selection.chosen)
     print("by kind        " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
-    costly = sorted(zip(exe.selection.costs, exe.selection.chosen, strict=True), key=lambda t: -t[0].us)
+    costly = sorted(
+        zip(exe.selection.costs, exe.selection.chosen, strict=True), key=lambda t: -t[0].us
+    )
     for cost, candidate in costly[:5]:
         prims = " ".join(n.prim for n in candidate.region.nodes)
         print(f"  {cost.us:8.1f} us  {candidate.impl:12s} {prims}")
     print(f"largest error  {exe.stages.values['verify']}")
     feeds = random_feeds(exe.inputs)
-    engines = {"fissile": ours(exe, feeds), "ONNX Runtime": onnxruntime(model.SerializeToString(), feeds, 1)}
+    engines = {
+        "fissile": ours(exe, feeds),
+        "ONNX Runtime": onnxruntime(model.SerializeToString(), feeds, 1),
+    }
     print("latency        1 thread, interleaved")
     for name, t in interleaved(engines, 5.0).items():
-        print(f"  {name:13s} {t.median_us / 1e3:8.2f} ms median, {t.least_us / 1e3:.2f} least, quartiles {t.spread:.0%}")
+        print(
+            f"  {name:13s} {t.median_us / 1e3:8.2f} ms median, {t.least_us / 1e3:.2f} least, quartiles {t.spread:.0%}"
+        )
     print(f"program        sum of the chosen kernels' costs {facts['us'] / 1e3:.2f} ms")
 
 

@@ -2,8 +2,8 @@
 
     load -> fission -> identify -> implement -> tune -> order -> place -> emit -> build -> verify
 
-Each stage is a function of frozen data. `observe(stage, value)` is the one hook: it times the stage, counts what
-came out, and drives the progress display.
+Each stage is a function of frozen data. `observe(stage, value)` is the one hook: it times the
+stage, counts what came out, and drives the progress display.
 """
 
 from __future__ import annotations
@@ -86,10 +86,11 @@ def compile(
 ) -> Executable:
     """A compiled model.
 
-    model: path, bytes or ModelProto. shapes: extents of dynamic inputs by name. threads: None takes every
-    processor. tune: seconds of measuring, "full", or 0 for the cost model alone. accuracy: exact, default or
-    fast. store: file of measured times. folder: where the artifact goes; None: a temporary one.
-    Raises ModelError, TargetError, ToolchainError, or WrongAnswer where verification fails.
+    model: path, bytes or ModelProto. shapes: extents of dynamic inputs by name. threads: None takes
+    every processor. tune: seconds of measuring, "full", or 0 for the cost model alone. accuracy:
+    exact, default or fast. store: file of measured times. folder: where the artifact goes; None: a
+    temporary one. Raises ModelError, TargetError, ToolchainError, or WrongAnswer where verification
+    fails.
     """
     if accuracy not in POLICY:
         raise ValueError(f"accuracy is one of {', '.join(POLICY)}, not {accuracy!r}")
@@ -104,9 +105,15 @@ def compile(
     plan = stages.observe("place", place(graph, order, kernels, us))
     files = stages.observe("emit", emit(plan, graph))
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-"))
-    facts = {"selection": summary(graph, selection, stages), "threads": threads, "accuracy": accuracy}
+    facts = {
+        "selection": summary(graph, selection, stages),
+        "threads": threads,
+        "accuracy": accuracy,
+    }
     write(where, graph, plan, files, pack, partial(build, toolchain=toolchain), facts)
-    executable = load_artifact(where, threads, verify=False, selection=selection, temporary=folder is None)
+    executable = load_artifact(
+        where, threads, verify=False, selection=selection, temporary=folder is None
+    )
     stages.observe("build", executable)
     if verify:
         stages.observe("verify", checked(model, shapes, graph, executable, accuracy))

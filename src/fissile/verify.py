@@ -1,8 +1,10 @@
-"""Is a compiled model right?                                                    (design, section 13)
+"""Is a compiled model right?                                                    (design, section
+13)
 
-The reference is the primitive graph in float64. The yardstick is the error of an ordinary f32 run against it: ONNX
-Runtime where it is installed, else our own evaluator. A model passes when its error is at most `factor`
-times the yardstick or `floor` of the output's scale, whichever is larger. Both are always reported.
+The reference is the primitive graph in float64. The yardstick is the error of an ordinary f32 run
+against it: ONNX Runtime where it is installed, else our own evaluator. A model passes when its
+error is at most `factor` times the yardstick or `floor` of the output's scale, whichever is larger.
+Both are always reported.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import numpy as np
 from fissile.errors import FissileError, shown
 from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, Value
-from fissile.ir.prims import Kind, kind
 
 POLICY = {"exact": (2.0, 2e-5), "default": (8.0, 2e-5), "fast": (8.0, 1e-3)}
 
@@ -30,7 +31,8 @@ class WrongAnswer(FissileError):
 
 @dataclass(frozen=True)
 class Report:
-    """Largest errors over all inputs and outputs, relative to each output's scale (its largest value)."""
+    """Largest errors over all inputs and outputs, relative to each output's scale (its largest
+    value)."""
 
     error: float
     yardstick: float
@@ -53,7 +55,9 @@ def samples(graph: Graph, seed: int = 0) -> list[list[np.ndarray]]:
     return [[_sample(graph, v, make, rng) for v in graph.inputs] for make in kinds]
 
 
-def _sample(graph: Graph, v: Value, make: Callable[..., np.ndarray], rng: np.random.Generator) -> np.ndarray:
+def _sample(
+    graph: Graph, v: Value, make: Callable[..., np.ndarray], rng: np.random.Generator
+) -> np.ndarray:
     dtype = v.type.dtype
     if dtype.is_float or dtype.kind == "complex":
         return np.asarray(make(v.shape)).astype(dtype.numpy)
@@ -96,7 +100,8 @@ def check(graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "de
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Largest difference over the largest finite reference value. NaN equals NaN, infinities must match."""
+    """Largest difference over the largest finite reference value. NaN equals NaN, infinities must
+    match."""
     a, b = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
     if a.shape != b.shape:
         return float("inf")
@@ -113,7 +118,8 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def onnxruntime_run(model: bytes, graph: Graph) -> Run | None:
-    """An ordinary run of the model by ONNX Runtime, one thread; None where it is not installed or refuses."""
+    """An ordinary run of the model by ONNX Runtime, one thread; None where it is not installed or
+    refuses."""
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     runtime = importlib.import_module("onnxruntime")
@@ -122,9 +128,7 @@ def onnxruntime_run(model: bytes, graph: Graph) -> Run | None:
     options.log_severity_level = 4
     try:
         session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception:  # noqa: BLE001  its refusal is no fault of the model's
+    except Exception:
         return None
     names = list(graph.output_names)
     return lambda inputs: session.run(names, dict(zip(graph.input_names, inputs, strict=True)))
-
-

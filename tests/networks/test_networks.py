@@ -1,6 +1,7 @@
 """Whole networks: compiled, verified against float64, and equal to ONNX Runtime.
 
-Kernels are measured for a few seconds only: the choice may differ from run to run, the answer may not.
+Kernels are measured for a few seconds only: the choice may differ from run to run, the answer may
+not.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ from networks import NAMES, network
 CASES = [n for n in NAMES if n.startswith("case_")]
 SMALL = ["mobilenetv2_100"]
 LARGE = [n for n in NAMES if n not in (*CASES, *SMALL)]
-
-
 
 
 def feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -97,5 +96,7 @@ def test_fission_gives_valid_onnx_with_the_same_outputs(name: str) -> None:
     primitives = save(load(model))
     onnx.checker.check_model(primitives, full_check=True)
     given = feeds(model)
-    for a, b in zip(session(primitives).run(None, given), session(model).run(None, given), strict=True):
+    for a, b in zip(
+        session(primitives).run(None, given), session(model).run(None, given), strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(b).max())

@@ -2,8 +2,8 @@
 
     us = launch + max(arithmetic / (peak * efficiency), bytes / bandwidth at the size of the working set)
 
-`bound_us` is the same with an efficiency of 1: no kernel is faster. `Model` multiplies by the ratio of measured
-to modelled times of the same sort of kernel, which it learns as measurements come in.
+`bound_us` is the same with an efficiency of 1: no kernel is faster. `Model` multiplies by the ratio
+of measured to modelled times of the same sort of kernel, which it learns as measurements come in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from fissile.kernels.candidate import Candidate
 ALIAS_US = 1e-3  # free, but never chosen for nothing
 
 # the share of peak arithmetic that an implementation reaches where memory does not limit it
-_EFFICIENCY = {"contraction": 0.85, "conv": 0.75, "map": 0.5, "rows": 0.3, "window": 0.2, "loops": 0.01}
+_EFFICIENCY = {
+    "contraction": 0.85,
+    "conv": 0.75,
+    "map": 0.5,
+    "rows": 0.3,
+    "window": 0.2,
+    "loops": 0.01,
+}
 
 
 @dataclass(frozen=True)
@@ -32,11 +39,16 @@ class Cost:
 
 
 def flops(node: Node) -> float:
-    """Arithmetic of a primitive; a vector operation counts two, as the fused multiply-add it could be."""
+    """Arithmetic of a primitive; a vector operation counts two, as the fused multiply-add it could
+    be."""
     out = node.outputs[0].type.numel
     if node.prim == "contract":
         left, right, _ = split_spec(node.attrs["spec"])
-        extents = {x: s for ls, v in zip((left, right), node.inputs, strict=True) for x, s in zip(ls, v.shape, strict=True)}
+        extents = {
+            x: s
+            for ls, v in zip((left, right), node.inputs, strict=True)
+            for x, s in zip(ls, v.shape, strict=True)
+        }
         return 2.0 * math.prod(extents.values())
     if node.prim == "conv":
         return 2.0 * out * math.prod(node.inputs[1].shape[1:])
@@ -102,8 +114,13 @@ class Model:
 
 
 def sorts(candidate: Candidate) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A fine and a coarse sort of kernel: implementation and layouts, with and without what is unusual."""
-    layout = "".join(sorted({"f" if t.layout.is_row_major else "l" for t in (*candidate.needs, *candidate.gives)}))
+    """A fine and a coarse sort of kernel: implementation and layouts, with and without what is
+    unusual."""
+    layout = "".join(
+        sorted(
+            {"f" if t.layout.is_row_major else "l" for t in (*candidate.needs, *candidate.gives)}
+        )
+    )
     marks = sorted({n.prim for n in candidate.region.nodes if kind(n) not in (Kind.ELEMENTWISE,)})
     groups = [str(n.attrs["groups"] > 1) for n in candidate.region.nodes if n.prim == "conv"]
     return (candidate.impl, layout, *groups, *marks), (candidate.impl, layout, *groups)

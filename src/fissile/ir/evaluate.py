@@ -1,8 +1,8 @@
 """The reference: a graph evaluated with numpy, node by node.
 
-With `reference=True` every float is computed in float64 (constants included), which is the yardstick of
-the correctness policy (design, section 13). Otherwise each node rounds to its own element type; half
-precision computes in f32 and rounds at each node.
+With `reference=True` every float is computed in float64 (constants included), which is the
+yardstick of the correctness policy (design, section 13). Otherwise each node rounds to its own
+element type; half precision computes in f32 and rounds at each node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from fissile.ir.prims import PRIMS
 from fissile.ir.semantics import wide
 
 
-def evaluate(graph: Graph, inputs: Sequence[np.ndarray], reference: bool = False) -> list[np.ndarray]:
+def evaluate(
+    graph: Graph, inputs: Sequence[np.ndarray], reference: bool = False
+) -> list[np.ndarray]:
     """The outputs for these inputs, in order. Values are dropped after their last reader."""
     known = {v: _enter(a, reference) for v, a in zip(graph.inputs, inputs, strict=True)}
     left = {v: len(users) for v, users in graph.users.items()}
@@ -25,7 +27,9 @@ def evaluate(graph: Graph, inputs: Sequence[np.ndarray], reference: bool = False
     for node in graph.nodes:
         if node.prim == "input":
             continue
-        for value, array in zip(node.outputs, apply(node, [known[v] for v in node.inputs], reference), strict=True):
+        for value, array in zip(
+            node.outputs, apply(node, [known[v] for v in node.inputs], reference), strict=True
+        ):
             known[value] = array
         for value in set(node.inputs):
             left[value] -= 1

@@ -1,9 +1,9 @@
 """Interned nodes, values, graphs.
 
-Invariant: two nodes with equal primitive, operands and attributes are the same object, so equality and
-hash are identity and common subexpressions never exist twice. Attributes are compared by their typed
-bits: 0.0 is not -0.0, True is not 1. Walks are iterative, so graphs may be very deep. Where a node came
-from (`Graph.provenance`) is a table of the graph and never part of a node.
+Invariant: two nodes with equal primitive, operands and attributes are the same object, so equality
+and hash are identity and common subexpressions never exist twice. Attributes are compared by their
+typed bits: 0.0 is not -0.0, True is not 1. Walks are iterative, so graphs may be very deep. Where a
+node came from (`Graph.provenance`) is a table of the graph and never part of a node.
 """
 
 from __future__ import annotations

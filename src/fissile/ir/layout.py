@@ -2,9 +2,9 @@
 
     A token is (value, layout).  A candidate needs tokens and gives tokens.      (design, section 1)
 
-`order` lists the axes from outermost to innermost. `tile` splits axes into blocks, given as (axis, size)
-pairs whose inner parts follow the order innermost; `spread` names the axes that lie across processing
-elements. The CPU uses `order` alone so far.
+`order` lists the axes from outermost to innermost. `tile` splits axes into blocks, given as (axis,
+size) pairs whose inner parts follow the order innermost; `spread` names the axes that lie across
+processing elements. The CPU uses `order` alone so far.
 """
 
 from __future__ import annotations

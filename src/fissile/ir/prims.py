@@ -4,9 +4,10 @@
     and the ONNX form it is exported as.                                     (design, section 4; Korch, section 3)
 
 Classes are Korch's: elementwise; reduce and broadcast; layout; linear; window (pooling); opaque.
-Departures that keep the graph small: an elementwise primitive broadcasts its operands as numpy does, so
-`broadcast` is needed only where a model asks for it; reductions keep their axes with extent 1, so that the
-rank never changes under them. Convolution and pooling know no padding: `pad` is a primitive of its own.
+Departures that keep the graph small: an elementwise primitive broadcasts its operands as numpy
+does, so `broadcast` is needed only where a model asks for it; reductions keep their axes with
+extent 1, so that the rank never changes under them. Convolution and pooling know no padding: `pad`
+is a primitive of its own.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Primitive:
-    """`infer` maps operand types and attributes to output types and raises ValueError with the reason.
-    `evaluate` maps arrays to a tuple of arrays. `c` is a format string over operand expressions whose
-    functions `runtime/vec.h` overloads for scalars and vectors."""
+    """`infer` maps operand types and attributes to output types and raises ValueError with the
+    reason. `evaluate` maps arrays to a tuple of arrays. `c` is a format string over operand
+    expressions whose functions `runtime/vec.h` overloads for scalars and vectors."""
 
     name: str
     kind: Kind
@@ -150,7 +151,19 @@ _unary("tanh", "tanh({0})", np.tanh, "Tanh", 22)
 _unary("erf", "erf({0})", sem.erf, "Erf", 22)
 _unary("sigmoid", "sigmoid({0})", sem.sigmoid, "Sigmoid", 20)
 _unary("softplus", "softplus({0})", sem.softplus, "Softplus", 36)
-for _name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"):
+for _name in (
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+):
     _full = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
              "acosh": "arccosh", "atanh": "arctanh"}.get(_name, _name)  # fmt: skip
     _unary(_name, _name + "({0})", getattr(np, _full), _name.capitalize(), 24)
@@ -338,9 +351,22 @@ def _gather(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
 
 row(Primitive("transpose", Kind.LAYOUT, _transpose,
               lambda x, perm: (np.transpose(x, perm),), None, "Transpose"))  # fmt: skip
-row(Primitive("reshape", Kind.LAYOUT, _reshape, lambda x, shape: (np.reshape(x, shape),), None, "Reshape"))
+row(
+    Primitive(
+        "reshape", Kind.LAYOUT, _reshape, lambda x, shape: (np.reshape(x, shape),), None, "Reshape"
+    )
+)
 row(Primitive("slice", Kind.LAYOUT, _slice, sem.slice_, None, "Slice"))
-row(Primitive("concat", Kind.LAYOUT, _concat, lambda *xs, axis: (np.concatenate(xs, axis),), None, "Concat"))
+row(
+    Primitive(
+        "concat",
+        Kind.LAYOUT,
+        _concat,
+        lambda *xs, axis: (np.concatenate(xs, axis),),
+        None,
+        "Concat",
+    )
+)
 row(Primitive("pad", Kind.LAYOUT, _pad, sem.pad, None, "Pad"))
 row(Primitive("gather", Kind.LAYOUT, _gather, sem.gather, None, "Gather"))
 
@@ -355,7 +381,9 @@ def reshape(x: Value, shape: Sequence[int]) -> Value:
     return x if shape == x.shape else make("reshape", [x], shape=shape)[0]
 
 
-def slice_(x: Value, start: Sequence[int], size: Sequence[int], step: Sequence[int] | None = None) -> Value:
+def slice_(
+    x: Value, start: Sequence[int], size: Sequence[int], step: Sequence[int] | None = None
+) -> Value:
     """x[start : start + size*step : step] on every axis; steps may be negative."""
     step = tuple(step) if step is not None else (1,) * x.rank
     start, size = tuple(int(s) for s in start), tuple(int(s) for s in size)
@@ -368,7 +396,11 @@ def concat(xs: Sequence[Value], axis: int) -> Value:
 
 
 def pad(
-    x: Value, lo: Sequence[int], hi: Sequence[int], mode: str = "constant", value: float | int | bool = 0.0
+    x: Value,
+    lo: Sequence[int],
+    hi: Sequence[int],
+    mode: str = "constant",
+    value: float | int | bool = 0.0,
 ) -> Value:
     """mode: constant, reflect (without the edge), edge or wrap. `value` fills in mode constant."""
     lo, hi = tuple(int(s) for s in lo), tuple(int(s) for s in hi)
@@ -377,8 +409,8 @@ def pad(
 
 
 def gather(x: Value, indices: Value, axis: int = 0) -> Value:
-    """x[:, indices, :] along an axis; negative indices count from the end. Indices out of range fail
-    in the evaluator and are clamped in generated code."""
+    """x[:, indices, :] along an axis; negative indices count from the end. Indices out of range
+    fail in the evaluator and are clamped in generated code."""
     return make("gather", [x, indices], axis=axis % max(x.rank, 1))[0]
 
 
@@ -404,7 +436,12 @@ def _contract(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ..
 def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
     x, w = types
     strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
-    if x.dtype != w.dtype or x.rank != w.rank or x.rank != len(strides) + 2 or len(dilations) != len(strides):
+    if (
+        x.dtype != w.dtype
+        or x.rank != w.rank
+        or x.rank != len(strides) + 2
+        or len(dilations) != len(strides)
+    ):
         raise ValueError(f"convolution of {x} with {w}, strides {list(strides)}")
     if groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise ValueError(f"convolution of {x} with {w} in {groups} groups")
@@ -417,14 +454,18 @@ row(Primitive("conv", Kind.LINEAR, _conv, sem.conv, None, "Conv"))
 
 
 def contract(a: Value, b: Value, spec: str) -> Value:
-    """Einsum of two operands, `"bmk,bkn->bmn"`: labels are single letters, none twice in one operand;
-    labels missing from the result are summed."""
+    """Einsum of two operands, `"bmk,bkn->bmn"`: labels are single letters, none twice in one
+    operand; labels missing from the result are summed."""
     return make("contract", [a, b], spec=spec)[0]
 
 
-def conv(x: Value, w: Value, strides: Sequence[int], dilations: Sequence[int], groups: int = 1) -> Value:
+def conv(
+    x: Value, w: Value, strides: Sequence[int], dilations: Sequence[int], groups: int = 1
+) -> Value:
     """x: [n, c, spatial...], w: [m, c/groups, kernel...], no padding -> [n, m, ...]."""
-    return make("conv", [x, w], strides=tuple(strides), dilations=tuple(dilations), groups=groups)[0]
+    return make("conv", [x, w], strides=tuple(strides), dilations=tuple(dilations), groups=groups)[
+        0
+    ]
 
 
 # ---------------------------------------------------------------- window
@@ -443,7 +484,11 @@ row(Primitive("window_sum", Kind.WINDOW, _window, sem.windowed(np.add), None, "A
 
 
 def window(
-    name: str, x: Value, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int] | None = None
+    name: str,
+    x: Value,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int] | None = None,
 ) -> Value:
     """window_max or window_sum over the spatial axes of x: [n, c, spatial...], no padding."""
     dilations = tuple(dilations) if dilations is not None else (1,) * len(kernel)

@@ -22,10 +22,16 @@ def wide(x: Array) -> Array:
     return x.astype(np.float32) if x.dtype.itemsize <= 2 and x.dtype.kind not in "iub" else x
 
 
-# -- erf: W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23 (1969)
+# -- erf: W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23
+# (1969)
 _A = (3.16112374387056560e00, 1.13864154151050156e02, 3.77485237685302021e02, 3.20937758913846947e03,
       1.85777706184603153e-1)  # fmt: skip
-_B = (2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03, 2.84423683343917062e03)
+_B = (
+    2.36012909523441209e01,
+    2.44024637934444173e02,
+    1.28261652607737228e03,
+    2.84423683343917062e03,
+)
 _C = (5.64188496988670089e-1, 8.88314979438837594e00, 6.61191906371416295e01, 2.98635138197400131e02,
       8.81952221241769090e02, 1.71204761263407058e03, 2.05107837782607147e03, 1.23033935479799725e03,
       2.15311535474403846e-8)  # fmt: skip
@@ -52,7 +58,9 @@ def erf(x: Array) -> Array:
     small = z * _ratio(square, _A, _B)
     tail = 1.0 / (capped * capped)
     far = (1.0 / math.sqrt(math.pi) - tail * _ratio(tail, _P, _Q)) / capped
-    complement = np.exp(-capped * capped) * np.where(z <= 4.0, _ratio(np.minimum(capped, 4.0), _C, _D), far)
+    complement = np.exp(-capped * capped) * np.where(
+        z <= 4.0, _ratio(np.minimum(capped, 4.0), _C, _D), far
+    )
     result = np.where(z <= 0.46875, small, np.where(z > 6.0, 1.0, 1.0 - complement))
     return np.where(np.isnan(x), x, np.copysign(result, x)).astype(x.dtype)
 
@@ -94,7 +102,9 @@ def cast(x: Array, to: str) -> tuple[Array]:
     target = BY_NAME[to]
     if target.is_integer and x.dtype.kind not in "iub":
         # truncate first: numpy is undefined past the range, C and ONNX Runtime wrap through i64
-        x = np.trunc(np.nan_to_num(wide(x).astype(np.float64), nan=0.0, posinf=2**63 - 1024, neginf=-(2**63)))
+        x = np.trunc(
+            np.nan_to_num(wide(x).astype(np.float64), nan=0.0, posinf=2**63 - 1024, neginf=-(2**63))
+        )
         return (x.astype(np.int64).astype(target.numpy),)
     return (x.astype(target.numpy),)
 
@@ -119,12 +129,18 @@ def arg(fn: Callable[..., Any]) -> Callable[..., tuple[Array]]:
         (axis,) = axes
         if not last:
             return (np.expand_dims(fn(x, axis=axis), axis).astype(np.int64),)
-        return (x.shape[axis] - 1 - np.expand_dims(fn(np.flip(x, axis), axis=axis), axis).astype(np.int64),)
+        return (
+            x.shape[axis]
+            - 1
+            - np.expand_dims(fn(np.flip(x, axis), axis=axis), axis).astype(np.int64),
+        )
 
     return evaluate
 
 
-def slice_(x: Array, start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> tuple[Array]:
+def slice_(
+    x: Array, start: Sequence[int], size: Sequence[int], step: Sequence[int]
+) -> tuple[Array]:
     index = tuple(np.arange(n) * d + b for b, n, d in zip(start, size, step, strict=True))
     return (x[np.ix_(*index)] if index else x,)
 
@@ -156,9 +172,13 @@ def window_extents(
     """Output extents of windows that stay inside. Raises ValueError where none fits."""
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     if any(k < 1 or s < 1 or d < 1 for k, s, d in zip(kernel, strides, dilations, strict=True)):
-        raise ValueError(f"kernel {list(kernel)}, strides {list(strides)}, dilations {list(dilations)}")
+        raise ValueError(
+            f"kernel {list(kernel)}, strides {list(strides)}, dilations {list(dilations)}"
+        )
     if any(r > s for r, s in zip(reach, shape, strict=True)):
-        raise ValueError(f"kernel {list(kernel)} dilated by {list(dilations)} exceeds {list(shape)}")
+        raise ValueError(
+            f"kernel {list(kernel)} dilated by {list(dilations)} exceeds {list(shape)}"
+        )
     return tuple((s - r) // d + 1 for s, r, d in zip(shape, reach, strides, strict=True))
 
 
@@ -167,7 +187,9 @@ def _taps(x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Se
     out = window_extents(x.shape[2:], kernel, strides, dilations)
     for tap in product(*(range(k) for k in kernel)):
         start = [t * d for t, d in zip(tap, dilations, strict=True)]
-        cut = tuple(slice(b, b + (n - 1) * s + 1, s) for b, n, s in zip(start, out, strides, strict=True))
+        cut = tuple(
+            slice(b, b + (n - 1) * s + 1, s) for b, n, s in zip(start, out, strides, strict=True)
+        )
         yield tap, x[(slice(None), slice(None), *cut)]
 
 

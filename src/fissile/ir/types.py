@@ -1,8 +1,8 @@
 """Element types and tensor types.
 
 Invariant: a `TensorType` is a concrete shape and one of the ONNX element types (strings apart). The
-names follow the usual short forms (f32, i64, ...); `DTYPES` is the one table that joins them to numpy,
-to ONNX's `TensorProto.DataType` codes and to C.
+names follow the usual short forms (f32, i64, ...); `DTYPES` is the one table that joins them to
+numpy, to ONNX's `TensorProto.DataType` codes and to C.
 """
 
 from __future__ import annotations

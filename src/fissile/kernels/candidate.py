@@ -2,9 +2,10 @@
 
     A candidate is a kernel: it needs tokens, gives tokens, and costs time.      (design, section 1)
 
-Everything that the selection can choose is a `Candidate`: a fused kernel, an adapter between layouts (an
-empty region), an alias that only re-names memory (impl "alias", no code). A target's `implementations`
-makes them from a region; its `lower` turns a chosen one into a `Kernel`, which is C++ text.
+Everything that the selection can choose is a `Candidate`: a fused kernel, an adapter between
+layouts (an empty region), an alias that only re-names memory (impl "alias", no code). A target's
+`implementations` makes them from a region; its `lower` turns a chosen one into a `Kernel`, which is
+C++ text.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a constant is laid out for a kernel: the name of a packer of the target and its arguments."""
+    """How a constant is laid out for a kernel: the name of a packer of the target and its
+    arguments."""
 
     packer: str
     args: tuple[Any, ...] = ()
@@ -94,8 +96,8 @@ class Kernel:
 
         static void NAME(<params...>, char* scratch, long begin, long end)
 
-    which computes the tiles [begin, end) of `tiles`; any partition gives the same bits. `scratch_bytes`
-    is what one thread needs, 64-byte aligned. Pointers to const are inputs.
+    which computes the tiles [begin, end) of `tiles`; any partition gives the same bits.
+    `scratch_bytes` is what one thread needs, 64-byte aligned. Pointers to const are inputs.
     """
 
     name: str

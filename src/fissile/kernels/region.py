@@ -2,9 +2,10 @@
 
     Definition 1 (Korch): P' is convex iff no path leaves P' and enters it again.
 
-Invariant: `nodes` is in topological order and holds no input or constant; `outputs` are values of those
-nodes, each read outside or a graph output. `inputs` are what the nodes read from outside, constants
-included, in order of first use. Two regions with equal `signature` are computed by the same code.
+Invariant: `nodes` is in topological order and holds no input or constant; `outputs` are values of
+those nodes, each read outside or a graph output. `inputs` are what the nodes read from outside,
+constants included, in order of first use. Two regions with equal `signature` are computed by the
+same code.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from fissile.select.program import Column, Problem
 
 
 def problem(graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float]) -> Problem:
-    """Columns stand in the order of the candidates. Outputs that are inputs or constants of the graph need
-    no kernel: the plan copies them."""
+    """Columns stand in the order of the candidates. Outputs that are inputs or constants of the
+    graph need no kernel: the plan copies them."""
     numbers: dict[Token, int] = {}
     for c in candidates:
         for t in (*c.needs, *c.gives):
@@ -28,7 +28,9 @@ def problem(graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float
         )
         for c, cost in zip(candidates, costs, strict=True)
     )  # fmt: skip
-    free = frozenset(i for t, i in numbers.items() if t.value in graph.inputs and t.layout.is_row_major)
+    free = frozenset(
+        i for t, i in numbers.items() if t.value in graph.inputs and t.layout.is_row_major
+    )
     edges = tuple(
         (primitives[v.node], primitives[n], values.get(v, -1))
         for n in graph.primitives for v in dict.fromkeys(n.inputs) if v.node in primitives and v in values

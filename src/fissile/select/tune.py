@@ -1,9 +1,10 @@
-"""Tune: price, solve, measure what the solution asks for, and again.          (design, sections 8 and 9)
+"""Tune: price, solve, measure what the solution asks for, and again.          (design, sections 8
+and 9)
 
-As in column generation: candidates cost what was measured, or what the model says; the program chooses;
-what it chose without a measurement is measured, and with it the candidates of lowest reduced cost, which are
-the next that it would choose. It ends when the choice is measured throughout, or the budget is spent. Anytime:
-the last round's choice is a plan.
+As in column generation: candidates cost what was measured, or what the model says; the program
+chooses; what it chose without a measurement is measured, and with it the candidates of lowest
+reduced cost, which are the next that it would choose. It ends when the choice is measured
+throughout, or the budget is spent. Anytime: the last round's choice is a plan.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def tune(
     graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
     bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None = None,
 ) -> Selection:  # fmt: skip
-    """The cheapest plan for `budget_s` seconds of measuring and solving; 0 works from the model and from
-    what the store knows. Raises ValueError where no candidate set gives the outputs."""
+    """The cheapest plan for `budget_s` seconds of measuring and solving; 0 works from the model and
+    from what the store knows. Raises ValueError where no candidate set gives the outputs."""
     return _Tuning(graph, candidates, target, model, bench, store, budget_s, progress).run()
 
 
@@ -99,7 +100,9 @@ class _Tuning:
             solved.columns, solved.rows, len(self.measured), self.rounds, self.faults,
         )  # fmt: skip
 
-    def _solve(self, gap: float, limit_s: float, before: Sequence[Candidate], distrust: float) -> Selected:
+    def _solve(
+        self, gap: float, limit_s: float, before: Sequence[Candidate], distrust: float
+    ) -> Selected:
         costs = prices(self.candidates, self.model, self.measured)
         if distrust != 1.0:
             costs = [replace(c, us=c.us * distrust) if c.source == "model" else c for c in costs]

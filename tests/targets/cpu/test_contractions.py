@@ -88,7 +88,7 @@ def test_pointwise_convolutions(layout: Layout | None, c: int, m: int, size: int
     x, r = placeholder(of([2, c, size, size])), placeholder(of([2, m, size, size]))
     y = p.conv(x, p.constant(noise(m, c, 1, 1)), (1, 1), (1, 1)) + p.constant(noise(m, 1, 1))
     out = p.maximum(y + r, 0.0)
-    check(out, {v: layout for v in (x, r, out)} if layout else {})
+    check(out, dict.fromkeys((x, r, out), layout) if layout else {})
 
 
 def test_pointwise_convolution_reads_one_layout_and_gives_the_other() -> None:
@@ -154,7 +154,9 @@ def test_refusals_have_reasons() -> None:
     x, w = placeholder(of([8, 8])), p.constant(noise(8, 8))
     y = p.contract(x, w, "mk,kn->mn")
     assert "contractions" in refused(p.contract(y, w, "mk,kn->mn"))
-    assert "f32" in refused(p.contract(placeholder(of([4, 4], I32)), placeholder(of([4, 4], I32)), "mk,kn->mn"))
+    assert "f32" in refused(
+        p.contract(placeholder(of([4, 4], I32)), placeholder(of([4, 4], I32)), "mk,kn->mn")
+    )
     assert "element by element" in refused(p.pad(y, (1, 1), (1, 1)))
     assert "another place" in refused(y + p.transpose(y, (1, 0)))
     image = placeholder(of([1, 4, 8, 8]))

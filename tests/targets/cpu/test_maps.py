@@ -36,7 +36,9 @@ def check(*outputs: Value, layouts: dict[Value, Layout] | None = None, atol: flo
     inputs = [noise(v, k) for k, v in enumerate(candidate.region.tensors)]
     results = run_kernel(candidate, kernel, inputs)
     for got, want in zip(results, expected(candidate, inputs), strict=True):
-        np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=1e-6, atol=atol)
+        np.testing.assert_allclose(
+            got.astype(np.float64), want.astype(np.float64), rtol=1e-6, atol=atol
+        )
     return kernel.source
 
 
@@ -52,7 +54,7 @@ def test_pads_in_all_modes_and_layouts(layout: Layout | None, mode: str) -> None
 def test_concats_of_computed_parts(layout: Layout | None) -> None:
     x, z = placeholder(of([1, 20, 6, 7])), placeholder(of([1, 3, 6, 7]))
     y = p.concat([p.sigmoid(x), z, x + 1.0], 1)
-    check(y, layouts={v: layout for v in (x, y, z)} if layout else {})
+    check(y, layouts=dict.fromkeys((x, y, z), layout) if layout else {})
 
 
 def test_slices_gathers_and_broadcasts() -> None:
@@ -82,7 +84,9 @@ def test_random_chains_of_layout_primitives(data: st.DataObject) -> None:
         elif kind == "reshape":
             axis = data.draw(st.integers(0, y.rank - 1))
             rest = y.shape[axis + 1 :]
-            merged = [*y.shape[:axis], y.shape[axis] * rest[0], *rest[1:]] if rest else [1, *y.shape]
+            merged = (
+                [*y.shape[:axis], y.shape[axis] * rest[0], *rest[1:]] if rest else [1, *y.shape]
+            )
             y = p.reshape(y, merged)
         elif kind == "pad":
             y = p.pad(y, [data.draw(st.integers(0, 2)) for _ in y.shape], [1] * y.rank)
@@ -133,6 +137,8 @@ def test_integers_wrap(dtype: DType) -> None:
     kernel = maps.lower(candidate)
     assert kernel, kernel
     rng = np.random.default_rng(1)
-    data = [rng.integers(info.min, info.max, 40, dtype=dtype.numpy, endpoint=True) for _ in range(2)]
+    data = [
+        rng.integers(info.min, info.max, 40, dtype=dtype.numpy, endpoint=True) for _ in range(2)
+    ]
     (got,) = run_kernel(candidate, kernel, data)
     np.testing.assert_array_equal(got, expected(candidate, data)[0])

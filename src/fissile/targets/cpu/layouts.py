@@ -1,8 +1,9 @@
 """Which layouts each value may have on a CPU.
 
 A feature map (a value that convolutions, pools and what stands between them read or give) may lie
-channels-first or channels-last; every other value is row-major. Where both orders are the same memory, such
-as one channel or one pixel, there is one layout only, so that no adapter is ever paid for nothing.
+channels-first or channels-last; every other value is row-major. Where both orders are the same
+memory, such as one channel or one pixel, there is one layout only, so that no adapter is ever paid
+for nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ def layouts(graph: Graph) -> Mapping[Value, tuple[Layout, ...]]:
 
 def _of(v: Value) -> tuple[Layout, ...]:
     first, last = row_major(v.rank), channels_last(v.rank)
+
     def steps(layout: Layout) -> list[int]:
         return [s for s, e in zip(layout.strides(v.shape), v.shape, strict=True) if e > 1]
 

@@ -1,8 +1,8 @@
 """The CPU: which candidates exist for a region, and the kernels they lower to.
 
-Every region is tried in channels-first and in channels-last throughout, and mixed where it touches an input or
-output of the graph, which are row-major. What no implementation takes is refused with a reason; a
-primitive that nothing takes at all is the caller's error to report.
+Every region is tried in channels-first and in channels-last throughout, and mixed where it touches
+an input or output of the graph, which are row-major. What no implementation takes is refused with a
+reason; a primitive that nothing takes at all is the caller's error to report.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fissile.targets.cpu.layouts import layouts
 from fissile.targets.cpu.machine import Machine, this_machine
 
 
-
 def _version() -> str:
-    """Of the generated code: part of the key of every stored time, so that none outlives its kernel."""
+    """Of the generated code: part of the key of every stored time, so that none outlives its
+    kernel."""
     package = Path(__file__).parents[2]
     folders = (package / "targets" / "cpu" / "impls", package / "tiles")
     files = [p for folder in folders for p in sorted(folder.glob("*.py"))]
@@ -50,7 +50,8 @@ class Cpu:
 
     @staticmethod
     def admissible(nodes: tuple[Node, ...]) -> bool:
-        """Monotone: at most one contraction or pool, and reductions apart from both, over one domain."""
+        """Monotone: at most one contraction or pool, and reductions apart from both, over one
+        domain."""
         kinds = [kind(n) for n in nodes]
         anchors = sum(k in (Kind.LINEAR, Kind.WINDOW) for k in kinds)
         reduces = [n for n in nodes if kind(n) is Kind.REDUCE]
@@ -91,7 +92,9 @@ class Cpu:
             if a != b and not mixed:
                 continue
             needs = tuple(
-                Token(v, row_major(v.rank)) if v in self.graph.inputs else Token(v, self.layouts[v][a])
+                Token(v, row_major(v.rank))
+                if v in self.graph.inputs
+                else Token(v, self.layouts[v][a])
                 for v in region.tensors
             )
             yield needs, self._tokens(region.outputs, b)
@@ -99,7 +102,9 @@ class Cpu:
     def _tokens(self, values: tuple[Value, ...], which: int) -> tuple[Token, ...]:
         return tuple(Token(v, self.layouts[v][which]) for v in values)
 
-    def _alias(self, region: Region, needs: tuple[Token, ...], gives: tuple[Token, ...]) -> Candidate | None:
+    def _alias(
+        self, region: Region, needs: tuple[Token, ...], gives: tuple[Token, ...]
+    ) -> Candidate | None:
         if len(needs) != 1 or len(gives) != 1 or region.parameters or not _only_moves(region):
             return None
         probe = Candidate(region, "map", (), needs, gives)

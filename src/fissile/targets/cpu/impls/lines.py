@@ -11,7 +11,8 @@ def block(head: str, lines: Sequence[str], tail: str = "}") -> list[str]:
 
 
 def plus(*terms: str | int | tuple[int, str]) -> str:
-    """A sum of names, numbers and products (factor, name).
+    """A sum of names, numbers and products (factor, name). A product's name that is no single one
+    is put in parentheses.
 
     >>> plus("in", (64, "left"), (1, "m0"), (0, "g"), -3)
     'in + 64 * left + m0 - 3'
@@ -24,6 +25,8 @@ def plus(*terms: str | int | tuple[int, str]) -> str:
         if not factor:
             continue
         number = "" if abs(factor) == 1 and name else str(abs(factor))
+        if isinstance(term, tuple) and not (name.isidentifier() or name.startswith("(")):
+            name = f"({name})"
         shown += ["-" if factor < 0 else "+", " * ".join(part for part in (number, name) if part)]
     if not shown:
         return "0"
