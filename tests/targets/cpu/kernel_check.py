@@ -326,7 +326,7 @@ def differences(got: np.ndarray, want: np.ndarray, ordinary: np.ndarray, special
         return None
     half = got.dtype.itemsize == 2
     scale = float(np.abs(w[finite]).max())
-    yardstick = 0.0 if special else float(np.abs(o - w)[finite].max())
+    yardstick = 0.0 if special else float(np.abs(o[finite] - w[finite]).max())
     allowed = max((0.02 if half else TOLERANCE) * scale, YARDSTICK * yardstick)
     if special:  # of each value: large ones stand next to small ones
         allowed = np.maximum(1e-3 * np.abs(w), 1e-3)

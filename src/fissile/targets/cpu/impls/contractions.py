@@ -17,11 +17,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fissile.ir.graph import Node, Value
+from fissile.ir.graph import Node
 from fissile.ir.prims import Kind, kind
-from fissile.ir.semantics import split_spec
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.targets.cpu.impls.product import Operand, Product, product
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import (
@@ -36,47 +36,10 @@ from fissile.tiles.expr import (
     forward,
     operations,
 )
-from fissile.tiles.index import Index, Var, const, flatten, text, unflatten, var
+from fissile.tiles.index import Index, Var, const, flatten, text, var
 from fissile.tiles.nest import Decided, Env, Store, Tree, loop, nest, vectorises
 
-
 UNROLLED = 10  # vector operations of an epilogue that is printed once for each accumulator
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One side of the product: its value and one label per axis."""
-
-    value: Value
-    labels: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Product:
-    """The anchor of a region, with labels sorted into groups, each outermost first in memory."""
-
-    node: Node
-    left: Operand
-    right: Operand
-    out: tuple[str, ...]
-    extents: dict[str, int]
-    o: tuple[str, ...]
-    m: tuple[str, ...]
-    n: tuple[str, ...]
-    k: tuple[str, ...]
-
-    def size(self, group: Sequence[str]) -> int:
-        return math.prod(self.extents[x] for x in group)
-
-    def point(self, labels: Sequence[str], **flat: Index) -> Point:
-        """The index of an operand whose groups stand at these flattened positions."""
-        where: dict[str, Index] = {}
-        for name, position in flat.items():
-            group = getattr(self, name)
-            where.update(
-                zip(group, unflatten(position, tuple(self.extents[x] for x in group)), strict=True)
-            )
-        return tuple(where.get(x, const(0)) for x in labels)
 
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
@@ -102,71 +65,6 @@ def _anchor(candidate: Candidate) -> Node:
     if any(v.type.dtype is not F32 for n in candidate.region.nodes for v in n.outputs):
         raise Illegal("not f32")
     return linear[0]
-
-
-def operands(node: Node) -> tuple[Operand, Operand, tuple[str, ...]]:
-    """The einsum form of a contract node or of a convolution with a kernel of ones."""
-    a, b = node.inputs
-    if node.prim == "contract":
-        left, right, out = split_spec(node.attrs["spec"])
-        return Operand(a, tuple(left)), Operand(b, tuple(right)), tuple(out)
-    spatial = tuple(f"s{i}" for i in range(a.rank - 2))
-    ones = tuple(f"t{i}" for i in range(a.rank - 2))
-    if node.attrs["groups"] != 1 or set(b.shape[2:]) - {1} or set(node.attrs["strides"]) - {1}:
-        raise Illegal("a convolution with a window is no contraction")
-    return Operand(a, ("n", "c", *spatial)), Operand(b, ("m", "c", *ones)), ("n", "m", *spatial)
-
-
-def product(candidate: Candidate, node: Node) -> Product:
-    """Sort the labels. Raises Illegal where the region is no product of two matrices per o."""
-    a, b, out = operands(node)
-    extents = {x: s for o in (a, b) for x, s in zip(o.labels, o.value.shape, strict=True)}
-    real = {x for x, s in extents.items() if s > 1}
-    in_a, in_b, in_out = ({x for x in ls if x in real} for ls in (a.labels, b.labels, out))
-    if (in_a - in_b - in_out) or (in_b - in_a - in_out):
-        raise Illegal("an axis of one operand alone is summed")
-    order = _memory_labels(candidate, node, out)
-    order = [x for x in order if x in real]
-    if order and order[-1] in in_a and order[-1] in in_b:
-        raise Illegal("the innermost axis of the result is a batch axis")
-    if not order or order[-1] in in_a:
-        a, b, in_a, in_b = b, a, in_b, in_a
-    n = _run(order, in_b & in_out - in_a, innermost=True)
-    m = _run(order, in_a & in_out - in_b, innermost=False)
-    o = tuple(x for x in order if x not in (*m, *n))
-    return Product(
-        node, a, b, out, extents, o, m, n, k=tuple(x for x in b.labels if x in in_a & in_b - in_out)
-    )
-
-
-def _run(order: Sequence[str], group: set[str], innermost: bool) -> tuple[str, ...]:
-    """Labels of the group that are neighbours in memory: the innermost run, or the longest."""
-    runs: list[list[str]] = [[]]
-    for x in order:
-        if x in group:
-            runs[-1].append(x)
-        elif runs[-1]:
-            runs.append([])
-    runs = [r for r in runs if r] or [[]]
-    return tuple(runs[-1] if innermost else max(runs, key=len))
-
-
-def _memory_labels(candidate: Candidate, node: Node, out: tuple[str, ...]) -> list[str]:
-    """The labels of the result in the order of the first given token's memory: by the distance of
-    the first step along each axis."""
-    token, rank = candidate.gives[0], node.value.rank
-
-    def place(axis: int | None) -> int:
-        point = tuple(const(int(a == axis)) for a in range(rank))
-        points = forward(candidate.region, node.value, point)
-        if token.value not in points:
-            raise Illegal("an output is not computed from the contraction element by element")
-        return sum(
-            i.constant * s for i, s in zip(points[token.value], strides_of(token), strict=True)
-        )
-
-    step = [place(a) - place(None) if s > 1 else 0 for a, s in enumerate(node.value.shape)]
-    return [out[a] for a in sorted(range(rank), key=lambda a: -step[a])]
 
 
 def tile_shapes(m: int, n: int, k: int, machine: Machine) -> list[tuple[int, int]]:
@@ -237,7 +135,7 @@ class _Contraction:
 
     def _left(self) -> Side:
         e = self._plain(self.p.left, o=self.o, m=self.m, k=self.k)
-        if e is None or self.K > 1 and e.address.coefficient(self.k) > 64:
+        if e is None or (self.K > 1 and e.address.coefficient(self.k) > 64):
             return Side("a", self.K, 1, packs=True)
         base = (
             e.address
@@ -266,7 +164,7 @@ class _Contraction:
             e is not None
             and self.N % self.nw == 0
             and e.address.coefficient(j) == 1
-            and self.M < 6 * self.mr
+            and 6 * self.mr > self.M
         ):
             base = e.address - var(j) - var(self.k) * e.address.coefficient(self.k)
             return Side(
@@ -279,14 +177,17 @@ class _Contraction:
     def _by_rows(self, left: Side, right: Side, rows: int) -> Kernel:
         """Tile: o, a block of rows, and, where there are few rows, a block of panels."""
         blocks = -(-self.M // rows)
-        if blocks * self.O < 4 and blocks == 1 and self.M > 4 * self.mr and not left.packs:
+        if blocks * self.O < 4 and blocks == 1 and 4 * self.mr < self.M and not left.packs:
             rows = -(-self.M // 4 // self.mr) * self.mr
             blocks = -(-self.M // rows)
         spans = 1 if blocks * self.O >= 4 or left.packs else min(self.panels, 4)
         span = -(-self.panels // spans)
         spans = -(-self.panels // span)
-        body = [f"const int64_t o = t / {blocks * spans}, m0 = t / {spans} % {blocks} * {rows};",
-                f"const int64_t rows = {f'm0 + {rows} < {self.M} ? {rows} : {self.M} - m0' if self.M % rows else rows};"]  # fmt: skip
+        last = f"m0 + {rows} < {self.M} ? {rows} : {self.M} - m0" if self.M % rows else str(rows)
+        body = [
+            f"const int64_t o = t / {blocks * spans}, m0 = t / {spans} % {blocks} * {rows};",
+            f"const int64_t rows = {last};",
+        ]
         if left.packs:
             self.w.local("a", rows * self.K)
             body += self._pack_left(rows, "m0")
@@ -382,8 +283,14 @@ class _Contraction:
         row = f"{offset} + m" if offset else "m"
         start = "m" if left.packs else row
         a = f"{left.pointer} + {left.row} * ({start})"
-        lines = [f"  {call}", f"    vf c[mr.value][{self.nv}];", "    zero(c);",
-                 f"    contract<mr.value, {self.nv}>(c, {self.K}, {a}, {left.row}, {left.step}, {right.pointer}, {right.row});"]  # fmt: skip
+        tile = f"mr.value, {self.nv}"
+        operands = f"{a}, {left.row}, {left.step}, {right.pointer}, {right.row}"
+        lines = [
+            f"  {call}",
+            f"    vf c[mr.value][{self.nv}];",
+            "    zero(c);",
+            f"    contract<{tile}>(c, {self.K}, {operands});",
+        ]
         return [*lines, *("    " + x for x in self._epilogue(row)), "  });"]
 
     def _epilogue(self, row: str) -> list[str]:

@@ -14,7 +14,19 @@ from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.writer import Writer, block_of, memory_order, strides_of
 from fissile.tiles.expr import Builder, Illegal, Load
 from fissile.tiles.index import Index, Var, const, var
-from fissile.tiles.nest import Decided, Do, Env, For, Lanes, Make, Store, Tree, divisions, loop, nest
+from fissile.tiles.nest import (
+    Decided,
+    Do,
+    Env,
+    For,
+    Lanes,
+    Make,
+    Store,
+    Tree,
+    divisions,
+    loop,
+    nest,
+)
 
 TILE_ELEMENTS = 4096
 Parts = list[tuple[tuple[str | Var, int], ...]]
@@ -38,7 +50,11 @@ def alias_offset(candidate: Candidate) -> int | No:
     except Illegal as reason:
         return reason.no
     stores = [s for t in tree for s in _stores(t)]
-    if len(stores) != 1 or not isinstance(stores[0].value, Load) or not stores[0].value.pointer.startswith("x"):
+    if (
+        len(stores) != 1
+        or not isinstance(stores[0].value, Load)
+        or not stores[0].value.pointer.startswith("x")
+    ):
         return No("the output is more than one piece of the input")
     offset = stores[0].value.address - stores[0].address
     if not offset.is_constant:
@@ -54,7 +70,9 @@ def _stores(tree: Tree) -> list[Store]:
     return []
 
 
-def _trees(candidate: Candidate, writer: Writer, whole: bool = False) -> tuple[int, tuple[Tree, ...]]:
+def _trees(
+    candidate: Candidate, writer: Writer, whole: bool = False
+) -> tuple[int, tuple[Tree, ...]]:
     first = candidate.gives[0]
     if any(t.value.shape != first.value.shape for t in candidate.gives):
         raise Illegal("outputs of different shapes")

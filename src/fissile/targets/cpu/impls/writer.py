@@ -32,7 +32,9 @@ class Writer:
 
     def leaves(self) -> dict[Value, Leaf]:
         """Where the inputs of the region lie: tokens in their layouts, parameters row-major."""
-        leaves = {t.value: memory(f"x{i}", t.value, t.layout) for i, t in enumerate(self.candidate.needs)}
+        leaves = {
+            t.value: memory(f"x{i}", t.value, t.layout) for i, t in enumerate(self.candidate.needs)
+        }
         for i, v in enumerate(self.candidate.region.parameters):
             if i not in self.packings:
                 leaves[v] = memory(f"w{i}", v, row_major(v.rank))
