@@ -174,7 +174,7 @@ def implement(
     for node in graph.primitives:
         if node not in computed:
             raise TargetError(_nothing_for(graph, node))
-    return (*found, *(c for c in cpu.adapters() if cpu.kernel(c)))
+    return (*found, *(c for c in cpu.adapters() if cpu.is_legal(c)))
 
 
 def _nothing_for(graph: Graph, node: Node) -> str:

@@ -19,6 +19,8 @@ from fissile.ir.prims import PRIMS, Kind, kind
 from fissile.ir.semantics import split_spec
 from fissile.kernels.candidate import Candidate
 
+Sort = tuple[str, ...]
+
 ALIAS_US = 1e-3  # free, but never chosen for nothing
 
 # the share of peak arithmetic that an implementation reaches where memory does not limit it
@@ -74,14 +76,22 @@ def bound_us(candidate: Candidate, machine: Calibration) -> float:
 
 @dataclass
 class Model:
-    """Estimates that learn. `ratios` holds measured / modelled by sort of kernel."""
+    """Estimates that learn. `ratios` holds measured / modelled by sort of kernel: the median of
+    three or more. What does not change is kept by key, as every round asks for every candidate."""
 
     machine: Calibration
-    ratios: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+    ratios: dict[Sort, float] = field(default_factory=dict)
+    _raw_us: dict[str, float] = field(default_factory=dict, repr=False)
+    _sorts: dict[str, tuple[Sort, Sort]] = field(default_factory=dict, repr=False)
 
     def raw_us(self, candidate: Candidate) -> float:
         if candidate.is_alias:
             return ALIAS_US
+        if (known := self._raw_us.get(candidate.key)) is None:
+            known = self._raw_us[candidate.key] = self._modelled_us(candidate)
+        return known
+
+    def _modelled_us(self, candidate: Candidate) -> float:
         size = moved_bytes(candidate)
         memory = size / self.machine.gb_per_s(size) * 1e-3
         arithmetic = sum(self._arithmetic_us(n, candidate.impl) for n in candidate.region.nodes)
@@ -100,20 +110,23 @@ class Model:
         return raw if candidate.is_alias else raw * self._ratio(candidate)
 
     def _ratio(self, candidate: Candidate) -> float:
-        fine, coarse = sorts(candidate)
-        for sort in (fine, coarse):
-            if len(known := self.ratios.get(sort, [])) >= 3:
-                return median(known)
-        return 1.0
+        fine, coarse = self._sorts_of(candidate)
+        return self.ratios.get(fine) or self.ratios.get(coarse) or 1.0
+
+    def _sorts_of(self, candidate: Candidate) -> tuple[Sort, Sort]:
+        if (known := self._sorts.get(candidate.key)) is None:
+            known = self._sorts[candidate.key] = sorts(candidate)
+        return known
 
     def learn(self, measured: Iterable[tuple[Candidate, float]]) -> None:
-        self.ratios.clear()
+        found: dict[Sort, list[float]] = {}
         for candidate, us in measured:
-            for sort in sorts(candidate):
-                self.ratios.setdefault(sort, []).append(us / self.raw_us(candidate))
+            for sort in self._sorts_of(candidate):
+                found.setdefault(sort, []).append(us / self.raw_us(candidate))
+        self.ratios = {sort: median(known) for sort, known in found.items() if len(known) >= 3}
 
 
-def sorts(candidate: Candidate) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def sorts(candidate: Candidate) -> tuple[Sort, Sort]:
     """A fine and a coarse sort of kernel: implementation and layouts, with and without what is
     unusual."""
     layout = "".join(

@@ -193,18 +193,37 @@ def _taps(x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Se
         yield tap, x[(slice(None), slice(None), *cut)]
 
 
+BLOCK = 1 << 22  # elements of the columns of one product
+
+
 def conv(
     x: Array, w: Array, strides: Sequence[int], dilations: Sequence[int], groups: int
 ) -> tuple[Array]:
-    n, c = x.shape[:2]
-    m, per_group, kernel = w.shape[0], w.shape[1], w.shape[2:]
-    out = window_extents(x.shape[2:], kernel, strides, dilations)
-    y = np.zeros((n, groups, m // groups, math.prod(out)), x.dtype)
-    grouped = w.reshape(groups, m // groups, per_group, *kernel)
-    for tap, view in _taps(x, kernel, strides, dilations):
-        columns = np.ascontiguousarray(view).reshape(n, groups, per_group, -1)
-        y += grouped[(slice(None), slice(None), slice(None), *tap)] @ columns
-    return (y.reshape(n, m, *out),)
+    """For a block of output rows at a time, one product with columns that hold all taps."""
+    n, m, per_group = x.shape[0], w.shape[0], w.shape[1]
+    views = [view for _, view in _taps(x, w.shape[2:], strides, dilations)]
+    out = window_extents(x.shape[2:], w.shape[2:], strides, dilations)
+    if m == groups and per_group == 1:
+        return (_depthwise(views, w.reshape(m, -1), (n, m, *out)),)
+    count, rest = per_group * len(views), out[1:]
+    rows = max(1, BLOCK // max(1, groups * count * math.prod(rest)))
+    y = np.empty((n, m, *out), x.dtype)
+    for image, top in product(range(n), range(0, out[0], rows)):
+        shape = (groups, per_group, min(rows, out[0] - top), *rest)
+        columns = np.empty((groups, per_group, len(views), *shape[2:]), x.dtype)
+        for tap, view in enumerate(views):
+            columns[:, :, tap] = view[image, :, top : top + rows].reshape(shape)
+        block = w.reshape(groups, m // groups, count) @ columns.reshape(groups, count, -1)
+        y[image, :, top : top + rows] = block.reshape(m, *shape[2:])
+    return (y,)
+
+
+def _depthwise(views: Sequence[Array], w: Array, shape: tuple[int, ...]) -> Array:
+    """`w` holds a row of taps for each channel."""
+    y = np.zeros(shape, w.dtype)
+    for tap, view in enumerate(views):
+        y += view * w[:, tap].reshape(-1, *(1 for _ in shape[2:]))
+    return y
 
 
 def windowed(fn: Callable[..., Any]) -> Callable[..., tuple[Array]]:

@@ -14,9 +14,10 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fissile.ir.graph import Value
-from fissile.ir.layout import Token
+from fissile.ir.layout import Layout, Token
 from fissile.kernels.region import Region
 
 EMPTY = Region((), ())
@@ -58,9 +59,20 @@ class Candidate:
     @cached_property
     def key(self) -> str:
         """Equal keys mean equal code: one kernel, one measurement."""
-        types = [(t.value.type, t.layout) for t in (*self.needs, *self.gives)]
-        text = f"{self.region.signature} {self.impl} {self.params} {types}"
+        types = ", ".join([_described(t) for t in (*self.needs, *self.gives)])
+        text = f"{self.region.signature} {self.impl} {self.params} [{types}]"
         return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+_TOKEN_TEXT: WeakKeyDictionary[Value, dict[Layout, str]] = WeakKeyDictionary()
+
+
+def _described(token: Token) -> str:
+    """Type and layout; a token stands in many candidates."""
+    known = _TOKEN_TEXT.setdefault(token.value, {})
+    if (text := known.get(token.layout)) is None:
+        text = known[token.layout] = f"({token.value.type}, {token.layout})"
+    return text
 
 
 @dataclass(frozen=True)

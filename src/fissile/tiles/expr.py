@@ -18,7 +18,7 @@ from fissile.ir.prims import PRIMS, Kind, kind
 from fissile.ir.types import DType
 from fissile.kernels.candidate import No
 from fissile.kernels.region import Region, is_scalar
-from fissile.tiles.index import Index, clamp, const, floordiv, mod, reflect, reshape_index, table
+from fissile.tiles.index import Index, clamp, const, dot, floordiv, mod, reflect, reshape_index, table
 
 Point = tuple[Index, ...]
 
@@ -76,6 +76,20 @@ class Undecided(Exception):
         self.index, self.bound = index, bound
 
 
+class Either(dict):  # type: ignore[type-arg]
+    """Decides nothing: every question becomes a choice in the expression."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __getitem__(self, key: object) -> None:
+        return None
+
+
+EITHER: Mapping[tuple[Index, int], bool | None] = Either()
+OPEN: Mapping[tuple[Index, int], bool | None] = Either()  # for `nest.probing` alone
+
+
 class Illegal(Exception):
     """The region cannot be computed this way. The text is the reason."""
 
@@ -96,10 +110,9 @@ def strided(pointer: str, strides: tuple[int, ...], dtype: DType, origin: Point 
     """Elements at sum (index - origin) * stride."""
 
     def load(point: Point) -> Expr:
-        address = const(0)
-        for axis, (i, stride) in enumerate(zip(point, strides, strict=True)):
-            address = address + (i if origin is None else i - origin[axis]) * stride
-        return Load(pointer, address, dtype)
+        if origin is not None:
+            point = tuple(i - o for i, o in zip(point, origin, strict=True))
+        return Load(pointer, dot(point, strides), dtype)
 
     return load
 
@@ -171,6 +184,8 @@ class Builder:
 
     def gather(self, value: Value, point: Point) -> Expr:
         (x, indices), axis = value.node.inputs, value.node.attrs["axis"]
+        if self.decided is OPEN and not (indices in self.leaves or is_scalar(indices)):
+            raise Illegal("gather with indices that may hang on questions")
         where = self.at(indices, point[axis : axis + indices.rank])
         if isinstance(where, Literal):
             entry = const(int(where.value) % x.shape[axis])

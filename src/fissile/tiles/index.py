@@ -9,63 +9,78 @@ fit them. What stays unresolved is still correct, and printed as C++.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+from weakref import WeakValueDictionary
 
 
-@dataclass(frozen=True)
+MEMO = 1 << 14  # results of a function of indices that are kept: kernels of a model are alike
+
+
 class Var:
-    """A loop variable with values lo .. hi, both included."""
+    """A loop variable with values lo .. hi, both included. Interned: equality is identity."""
 
+    __slots__ = ("__weakref__", "_index", "hi", "lo", "name", "order")
     name: str
     lo: int
     hi: int
+    order: str  # sorts atoms
+    _index: Index | None
 
-    def __hash__(self) -> int:
-        return self._hash
+    def __new__(cls, name: str, lo: int, hi: int) -> Var:
+        key = (name, lo, hi)
+        if (known := _VARS.get(key)) is not None:
+            return known
+        self = object.__new__(cls)
+        self.name, self.lo, self.hi, self._index = name, lo, hi, None
+        self.order = f"Var(name={name!r}, lo={lo}, hi={hi})"
+        return _VARS.setdefault(key, self)
 
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.name, self.lo, self.hi))
+    def __repr__(self) -> str:
+        return self.order
 
-    @cached_property
-    def order(self) -> str:
-        """Sorts atoms."""
-        return repr(self)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Var, (self.name, self.lo, self.hi)
 
     @property
     def extent(self) -> int:
         return self.hi - self.lo + 1
 
 
-@dataclass(frozen=True)
+_VARS: WeakValueDictionary[tuple[str, int, int], Var] = WeakValueDictionary()
+
+
 class Fn:
     """A function of indices that is no sum: div, mod, reflect, clamp, table."""
 
-    name: str
-    args: tuple[Index, ...]
-    params: tuple[int | str, ...]
+    __slots__ = ("_hash", "_order", "args", "hi", "lo", "name", "params")
+
+    def __init__(self, name: str, args: tuple[Index, ...], params: tuple[int | str, ...]):
+        self.name, self.args, self.params = name, args, params
+        self.lo, self.hi = self._range()
+        self._hash = hash((name, args, params))
+        self._order: str | None = None
 
     def __hash__(self) -> int:
         return self._hash
 
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.name, self.args, self.params))
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Fn) or self._hash != other._hash:
+            return False
+        return (self.name, self.args, self.params) == (other.name, other.args, other.params)
 
-    @cached_property
+    def __repr__(self) -> str:
+        return f"Fn(name={self.name!r}, args={self.args!r}, params={self.params!r})"
+
+    @property
     def order(self) -> str:
         """Sorts atoms."""
-        return repr(self)
-
-    @cached_property
-    def lo(self) -> int:
-        return self._range()[0]
-
-    @cached_property
-    def hi(self) -> int:
-        return self._range()[1]
+        if self._order is None:
+            self._order = repr(self)
+        return self._order
 
     def _range(self) -> tuple[int, int]:
         if self.name == "div":
@@ -80,37 +95,61 @@ class Fn:
         return 0, int(self.params[1]) - 1  # table
 
 
-@dataclass(frozen=True)
+Terms = tuple[tuple[Var | Fn, int], ...]
+
+
 class Index:
-    terms: tuple[tuple[Var | Fn, int], ...]  # sorted, no zero coefficient
-    constant: int
+    """Never changed once made. Kernels are made of millions of them, so what is asked often lies
+    in slots: a frozen dataclass with cached properties took most of the time of lowering."""
+
+    __slots__ = ("_hash", "_vars", "constant", "hi", "is_affine", "lo", "terms")
+
+    def __init__(self, terms: Terms, constant: int):
+        """`terms` are sorted, without a zero coefficient."""
+        self.terms, self.constant = terms, constant
+        self._hash: int | None = None
+        self._vars: frozenset[Var] | None = None
+        lo = hi = constant
+        affine = True
+        for atom, c in terms:
+            if c > 0:
+                lo += c * atom.lo
+                hi += c * atom.hi
+            else:
+                lo += c * atom.hi
+                hi += c * atom.lo
+            if type(atom) is Fn:
+                affine = False
+        self.lo, self.hi, self.is_affine = lo, hi, affine
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash((self.terms, self.constant))
         return self._hash
 
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.terms, self.constant))
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Index):
+            return False
+        return self.constant == other.constant and self.terms == other.terms
 
-    @cached_property
-    def lo(self) -> int:
-        return self.constant + sum(c * (a.lo if c > 0 else a.hi) for a, c in self.terms)
-
-    @cached_property
-    def hi(self) -> int:
-        return self.constant + sum(c * (a.hi if c > 0 else a.lo) for a, c in self.terms)
+    def __repr__(self) -> str:
+        return f"Index(terms={self.terms!r}, constant={self.constant!r})"
 
     def __add__(self, other: Index | int) -> Index:
         if isinstance(other, int):
             return Index(self.terms, self.constant + other) if other else self
-        if not other.terms or not self.terms:  # nothing to bring together
-            return Index(self.terms or other.terms, self.constant + other.constant)
-        return _sum([*self.terms, *other.terms], self.constant + other.constant)
+        if not other.terms:  # nothing to bring together
+            return Index(self.terms, self.constant + other.constant) if other.constant else self
+        if not self.terms:
+            return Index(other.terms, self.constant + other.constant) if self.constant else other
+        return _sum(self.terms + other.terms, self.constant + other.constant)
 
     def __mul__(self, factor: int) -> Index:
         if factor == 1:
             return self
-        terms = tuple((a, c * factor) for a, c in self.terms) if factor else ()
+        terms = tuple([(a, c * factor) for a, c in self.terms]) if factor else ()
         return Index(terms, self.constant * factor)
 
     def __sub__(self, other: Index | int) -> Index:
@@ -120,42 +159,57 @@ class Index:
     def is_constant(self) -> bool:
         return not self.terms
 
-    @property
-    def is_affine(self) -> bool:
-        return all(isinstance(a, Var) for a, _ in self.terms)
-
     def coefficient(self, var: Var) -> int:
-        return next((c for a, c in self.terms if a == var), 0)
+        for atom, c in self.terms:
+            if atom is var:
+                return c
+        return 0
 
-    @cached_property
+    @property
     def vars(self) -> frozenset[Var]:
-        found: set[Var] = set()
-        for atom, _ in self.terms:
-            if isinstance(atom, Var):
-                found.add(atom)
-            else:
-                for arg in atom.args:
-                    found |= arg.vars
-        return frozenset(found)
+        if self._vars is None:
+            found: set[Var] = set()
+            for atom, _ in self.terms:
+                if isinstance(atom, Var):
+                    found.add(atom)
+                else:
+                    for arg in atom.args:
+                        found |= arg.vars
+            self._vars = frozenset(found)
+        return self._vars
 
     def depends_nonlinearly(self, var: Var) -> bool:
+        if self.is_affine:
+            return False
         return any(isinstance(a, Fn) and any(var in i.vars for i in a.args) for a, _ in self.terms)
 
 
 def _sum(terms: Iterable[tuple[Var | Fn, int]], constant: int) -> Index:
     total: dict[Var | Fn, int] = {}
+    affine = True
     for atom, c in terms:
-        total[atom] = total.get(atom, 0) + c
-    if any(isinstance(a, Fn) for a in total):
+        if atom in total:
+            total[atom] += c
+        else:
+            total[atom] = c
+            if type(atom) is Fn:
+                affine = False
+    if not affine:
         constant += _recombine(total)
-    kept = [(a, c) for a, c in total.items() if c]
-    for atom, c in kept:
-        if atom.lo == atom.hi:
-            constant += c * atom.lo
-    kept = [(a, c) for a, c in kept if a.lo != a.hi]
+    kept: list[tuple[Var | Fn, int]] = []
+    for atom, c in total.items():
+        if c:
+            if atom.lo == atom.hi:
+                constant += c * atom.lo
+            else:
+                kept.append((atom, c))
     if len(kept) > 1:
-        kept.sort(key=lambda t: (-abs(t[1]), t[0].order))
+        kept.sort(key=_rank)
     return Index(tuple(kept), constant)
+
+
+def _rank(term: tuple[Var | Fn, int]) -> tuple[int, str]:
+    return -abs(term[1]), term[0].order
 
 
 def _recombine(total: dict[Var | Fn, int]) -> int:
@@ -182,7 +236,9 @@ def const(value: int) -> Index:
 
 
 def var(v: Var) -> Index:
-    return _sum([(v, 1)], 0)
+    if v._index is None:
+        v._index = _sum(((v, 1),), 0)
+    return v._index
 
 
 def _atom(name: str, args: tuple[Index, ...], *params: int | str) -> Index:
@@ -207,6 +263,7 @@ def _scaled(e: Index, c: int) -> tuple[int, Index, Index] | None:
     return None
 
 
+@lru_cache(MEMO)
 def floordiv(e: Index, c: int) -> Index:
     if c == 1:
         return e
@@ -226,6 +283,7 @@ def floordiv(e: Index, c: int) -> Index:
     return quotient + _atom("div", (rest,), c)
 
 
+@lru_cache(MEMO)
 def mod(e: Index, c: int) -> Index:
     if c == 1:
         return const(0)
@@ -271,14 +329,37 @@ def table(name: str, address: Index, extent: int) -> Index:
     return _atom("table", (address,), name, extent)
 
 
+def dot(index: Sequence[Index], strides: Sequence[int]) -> Index:
+    """sum_a index[a] * strides[a]"""
+    terms: list[tuple[Var | Fn, int]] = []
+    constant = 0
+    for i, stride in zip(index, strides, strict=True):
+        if not i.is_affine:
+            return _dot(index, strides)
+        if stride:
+            constant += i.constant * stride
+            terms += [(a, c * stride) for a, c in i.terms]
+    return _sum(terms, constant)
+
+
+def _dot(index: Sequence[Index], strides: Sequence[int]) -> Index:
+    """Sum by sum, each simplified."""
+    total = const(0)
+    for i, stride in zip(index, strides, strict=True):
+        total = total + i * stride
+    return total
+
+
 def flatten(index: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
     """The row-major position."""
-    position = const(0)
-    for i, extent in zip(index, shape, strict=True):
-        position = position * extent + i
-    return position
+    strides, step = [1] * len(shape), 1
+    for axis in range(len(shape) - 1, -1, -1):
+        strides[axis] = step
+        step *= shape[axis]
+    return dot(index, strides)
 
 
+@lru_cache(MEMO)
 def unflatten(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
     """The index at a row-major position that is known to lie inside."""
     index = [const(0)] * len(shape)
@@ -289,7 +370,10 @@ def unflatten(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
     return tuple(index)
 
 
-def reshape_index(index: tuple[Index, ...], shape: tuple[int, ...], to: tuple[int, ...]) -> tuple[Index, ...]:
+@lru_cache(MEMO)
+def reshape_index(
+    index: tuple[Index, ...], shape: tuple[int, ...], to: tuple[int, ...]
+) -> tuple[Index, ...]:
     """The index, in a tensor of shape `to`, of the element at `index` in one of shape `shape`. Axes are
     matched group by group, so that untouched axes never meet a division."""
     result = [const(0)] * len(to)
@@ -316,10 +400,36 @@ def reshape_index(index: tuple[Index, ...], shape: tuple[int, ...], to: tuple[in
 
 def substitute(e: Index, mapping: Callable[[Var], Index | None]) -> Index:
     """Replace variables, and simplify again."""
+    if e.is_affine and (plain := _plainly(e, mapping)) is not None:
+        return plain
     total = const(e.constant)
     for atom, c in e.terms:
         total = total + _replace(atom, mapping) * c
     return total
+
+
+def _plainly(e: Index, mapping: Callable[[Var], Index | None]) -> Index | None:
+    """The same in one sum, where no function of indices comes in."""
+    terms: list[tuple[Var | Fn, int]] = []
+    constant, same = e.constant, True
+    for atom, c in e.terms:
+        new = mapping(atom)  # pyright: ignore[reportArgumentType]
+        if new is None:
+            terms.append((atom, c))
+        elif new.is_affine:
+            same = False
+            terms += [(a, k * c) for a, k in new.terms]
+            constant += new.constant * c
+        else:
+            return None
+    return e if same else _sum(terms, constant)
+
+
+def replaced(e: Index, v: Var, new: Index) -> Index:
+    """One variable replaced."""
+    if e.is_affine and not e.coefficient(v):
+        return e
+    return substitute(e, lambda u: new if u is v else None)
 
 
 def _replace(atom: Var | Fn, mapping: Callable[[Var], Index | None]) -> Index:

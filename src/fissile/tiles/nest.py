@@ -12,11 +12,13 @@ Invariant: every point of the loops executes exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from fissile.ir.types import BOOL, F32
-from fissile.tiles.expr import Choose, Expr, Illegal, Load, Op, Register, Undecided
-from fissile.tiles.index import Fn, Index, Var, const, substitute, text, var
+from fissile.tiles.expr import OPEN, Choose, Expr, Illegal, Load, Op, Register, Undecided
+from fissile.tiles.index import Fn, Index, Var, const, replaced, substitute, text, var
 
 Env = Mapping[str, Index]  # the index of each original loop, by name
 Decided = Mapping[tuple[Index, int], bool | None]
@@ -118,12 +120,40 @@ def nest(
     if any(v.extent <= 0 for v in loops):
         return ()
     env = {v.name: var(v) for v in loops}
+    if _PROBING.get() and outer is None and settled is None and not decided and _is_legal(make, env):
+        return ()
     return _Nest(make, lanes, outer, settled).split(list(loops), env, dict(decided or {}))
+
+
+_PROBING: ContextVar[bool] = ContextVar("probing", default=False)
+
+
+@contextmanager
+def probing() -> Iterator[None]:
+    """Within, kernels are lowered only to learn which are legal, and their text is worthless.
+
+    Splitting loops takes most of the time of lowering and seldom decides about legality. So `nest`
+    makes the statements once, with every question left open. A piece has smaller ranges: it asks
+    some of these questions, and its expressions are parts of those. What is legal with all of them
+    open is legal in every piece, and the nest is left out. What is not is split to find out."""
+    token = _PROBING.set(True)
+    try:
+        yield
+    finally:
+        _PROBING.reset(token)
+
+
+def _is_legal(make: Make, env: Env) -> bool:
+    try:
+        make(env, OPEN)
+    except Illegal:
+        return False
+    return True
 
 
 def divisions(loops: Sequence[Var], make: Make) -> Mapping[str, int]:
     """Loops that `nest` would split in two, with the extent of the inner part."""
-    if any(v.extent <= 0 for v in loops):
+    if _PROBING.get() or any(v.extent <= 0 for v in loops):
         return {}
     found = _Nest(make, False, None, None)
     found.split(list(loops), {v.name: var(v) for v in loops}, {})
@@ -211,7 +241,7 @@ class _Nest:
 
 
 def _with(e: Index, v: Var, new: Index) -> Index:
-    return substitute(e, lambda u: new if u == v else None)
+    return replaced(e, v, new)
 
 
 def _over(decided: Decided, v: Var, new: Index) -> Decided:

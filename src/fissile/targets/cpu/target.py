@@ -20,6 +20,7 @@ from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import contractions, conv, loops, maps, rows, windows
 from fissile.targets.cpu.layouts import layouts
 from fissile.targets.cpu.machine import Machine, this_machine
+from fissile.tiles.nest import probing
 
 
 def _version() -> str:
@@ -43,6 +44,7 @@ class Cpu:
         self.machine = machine or this_machine()
         self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph)
         self.kernels: dict[str, Kernel | No] = {}
+        self.legal: dict[str, bool] = {}
         self.offsets: dict[str, int | No] = {}
         self._borders = {*graph.inputs, *graph.outputs}
 
@@ -71,14 +73,14 @@ class Cpu:
                     yield Candidate(EMPTY, "adapter", (), (Token(value, a),), (Token(value, b),))
 
     def implementations(self, region: Region) -> Iterator[Candidate]:
-        """What can compute a region; kernels are lowered to find out."""
+        """What can compute a region."""
         for needs, gives in self._assignments(region):
             if (candidate := self._alias(region, needs, gives)) is not None:
                 yield candidate
                 continue
             for impl in self._impls(region):
                 candidate = Candidate(region, impl, (), needs, gives)
-                if self.kernel(candidate):
+                if self.is_legal(candidate):
                     yield candidate
                     break
 
@@ -126,6 +128,14 @@ class Cpu:
         return ("rows", "loops") if Kind.REDUCE in kinds else ("map",)
 
     # -- kernels
+
+    def is_legal(self, candidate: Candidate) -> bool:
+        """Is there a kernel? Lowers as `kernel` does, but for the loops that cannot refuse."""
+        key = candidate.key
+        if key not in self.legal:
+            with probing():
+                self.legal[key] = bool(self._lower(candidate))
+        return self.legal[key]
 
     def kernel(self, candidate: Candidate) -> Kernel | No:
         """The kernel of a candidate that is no alias; equal candidates share it."""

@@ -18,7 +18,7 @@ from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward, operations
-from fissile.tiles.index import Index, Var, const, var
+from fissile.tiles.index import Index, Var, dot, var
 from fissile.tiles.nest import Decided, Do, Env, If, Store, Tree, fits_lanes, nest
 
 CHANNELS, COLUMNS = "channels", "columns"  # what the lanes of a vector run over
@@ -141,10 +141,7 @@ def slide(node: Node, lanes: str, kernel: Sequence[int], m: int, groups: int) ->
 
 
 def address(point: Point, strides: Sequence[int]) -> Index:
-    total = const(0)
-    for i, stride in zip(point, strides, strict=True):
-        total = total + i * stride
-    return total
+    return dot(point, strides)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from fissile.ir.graph import Node
 from fissile.ir.prims import Kind, kind
@@ -67,7 +68,8 @@ def _anchor(candidate: Candidate) -> Node:
     return linear[0]
 
 
-def tile_shapes(m: int, n: int, k: int, machine: Machine) -> list[tuple[int, int]]:
+@cache
+def tile_shapes(m: int, n: int, k: int, machine: Machine) -> tuple[tuple[int, int], ...]:
     """Rows and vectors of the accumulator tile, best first, one for each number of vectors.
 
     Least arithmetic, counting idle lanes, chains too short to fill the units (8 accumulators do)
@@ -89,7 +91,7 @@ def tile_shapes(m: int, n: int, k: int, machine: Machine) -> list[tuple[int, int
     for nv in (1, 2, 3, 4):
         rows = [mr for mr in range(1, min(m, 28) + 1) if mr * nv + nv + 1 <= machine.registers]
         ranked += [min((cost(mr, nv), -mr, nv) for mr in rows)] if rows else []
-    return [(-mr, nv) for _, mr, nv in sorted(ranked)]
+    return tuple((-mr, nv) for _, mr, nv in sorted(ranked))
 
 
 class _Contraction:

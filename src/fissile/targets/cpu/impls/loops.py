@@ -25,10 +25,20 @@ from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import opaque
 from fissile.targets.cpu.impls.stages import OPS
 from fissile.targets.cpu.impls.sums import SCALARS, declared, in_blocks, neutral
-from fissile.targets.cpu.impls.walk import EITHER
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.tiles.cpp import Printer, compute_type, literal
-from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Literal, Op, Point, Register, forward
+from fissile.tiles.expr import (
+    EITHER,
+    Builder,
+    Expr,
+    Illegal,
+    Leaf,
+    Literal,
+    Op,
+    Point,
+    Register,
+    forward,
+)
 from fissile.tiles.index import Index, Var, const, floordiv, text, unflatten, var
 from fissile.tiles.nest import Accumulate, Define, Do, For, Raw, Store, Tree, loop
 

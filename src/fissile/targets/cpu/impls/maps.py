@@ -13,7 +13,7 @@ from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.writer import Writer, block_of, memory_order, strides_of
 from fissile.tiles.expr import Builder, Illegal, Load
-from fissile.tiles.index import Index, Var, const, var
+from fissile.tiles.index import Index, Var, const, dot, var
 from fissile.tiles.nest import (
     Decided,
     Do,
@@ -130,7 +130,4 @@ def _tiled(value: Value, order: list[int], part: int) -> tuple[list[Var], Parts,
 
 
 def _address(token: Token, at: tuple[Index, ...]) -> Index:
-    total = const(0)
-    for i, stride in zip(at, strides_of(token), strict=True):
-        total = total + i * stride
-    return total
+    return dot(at, strides_of(token))

@@ -23,10 +23,11 @@ from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.stages import OPS, border, places, stages
 from fissile.targets.cpu.impls.sums import FOLD, in_blocks, neutral
-from fissile.targets.cpu.impls.walk import EITHER, Piece, Walk, pieces_of, walk_of
+from fissile.targets.cpu.impls.walk import Piece, Walk, pieces_of, walk_of
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.tiles.cpp import compute_type
 from fissile.tiles.expr import (
+    EITHER,
     Builder,
     Expr,
     Illegal,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fissile.targets.cpu.impls.anchor import Slide
@@ -24,6 +25,9 @@ FILL = 0.25  # cycles for an element of a band
 FROM_L3 = 1 / 16  # cycles for a byte of weights that the second cache does not hold
 UNALIGNED = 5  # cycles for a vector of columns: most loads cross a cache line
 PENDING = 8  # accumulators that keep the units busy
+
+
+Ranked = Sequence[tuple[float, dict[str, int]]]  # (cycles, parameters)
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,12 @@ class Shape:
     tiling: Tiling
 
 
-def cover(extent: int, size: int) -> list[tuple[int, int]]:
+@cache
+def cover(extent: int, size: int) -> tuple[tuple[int, int], ...]:
     """(how many, size) of the blocks of for_rows<size, extent>."""
     blocks = -(-extent // size)
     low, high = divmod(extent, blocks)
-    return [(n, b) for n, b in ((high, low + 1), (blocks - high, low)) if n]
+    return tuple((n, b) for n, b in ((high, low + 1), (blocks - high, low)) if n)
 
 
 def step(p: int, v: int, machine: Machine) -> float:
@@ -83,45 +88,55 @@ def step(p: int, v: int, machine: Machine) -> float:
 def pixels_shape(s: Slide, machine: Machine, asked: Mapping[str, Any]) -> Shape:
     """Lanes over the channels of one group. `asked` may fix px, py, nv, rows, splits."""
     per_group = s.m // s.groups
-    ranked: list[tuple[float, dict[str, int]]] = []
-    for nv in (1, 2, 3, 4):
-        kinds, room = LaneSplit(per_group, nv, machine.vl).kinds, _room(nv, machine)
-        for px in _sizes(s.ow, room):
-            for py in range(1, min(s.oh, room // px, 8) + 1):
-                cycles = sum(
-                    k * a * b * step(p * q, v, machine)
-                    for k, v, _ in kinds
-                    for a, p in cover(s.ow, px)
-                    for b, q in cover(s.oh, py)
-                )
-                ranked.append((cycles, {"px": px, "py": py, "nv": nv}))
-    best = _best(ranked, asked)
+    best = _best(_pixel_tiles(per_group, s.oh, s.ow, machine), asked)
     split = LaneSplit(per_group, best["nv"], machine.vl)
     tiling = _tiling(s, machine, asked, s.groups * split.count, best["py"])
     return Shape(best["px"], best["py"], split, tiling)
 
 
+@cache
+def _pixel_tiles(per_group: int, oh: int, ow: int, machine: Machine) -> Ranked:
+    ranked: list[tuple[float, dict[str, int]]] = []
+    for nv in (1, 2, 3, 4):
+        kinds, room = LaneSplit(per_group, nv, machine.vl).kinds, _room(nv, machine)
+        for px in _sizes(ow, room):
+            for py in range(1, min(oh, room // px, 8) + 1):
+                cycles = sum(
+                    k * a * b * step(p * q, v, machine)
+                    for k, v, _ in kinds
+                    for a, p in cover(ow, px)
+                    for b, q in cover(oh, py)
+                )
+                ranked.append((cycles, {"px": px, "py": py, "nv": nv}))
+    return ranked
+
+
 def columns_shape(s: Slide, machine: Machine, asked: Mapping[str, Any]) -> Shape:
     """Lanes over the columns of a row; px counts output channels of one group."""
     per_group = s.m // s.groups
-    ranked: list[tuple[float, dict[str, int]]] = []
     tall = min(4, s.oh) if s.sh == s.dh == 1 else 1  # rows that may share their input
-    for nv in range(1, min(12, -(-s.ow // machine.vl)) + 1):
-        kinds = LaneSplit(s.ow, nv, machine.vl).kinds
-        for mr in _sizes(per_group, _room(nv, machine)):
-            for py in range(1, min(tall, _room(nv, machine) // mr) + 1):
-                more = 8 * (py - 1) / s.kh  # input rows that only some of the output rows use
-                cycles = sum(
-                    k * a * (max(step(p * py, v, machine), UNALIGNED * s.sw * v) + more) / py
-                    for k, v, _ in kinds
-                    for a, p in cover(per_group, mr)
-                )
-                ranked.append((cycles, {"px": mr, "py": py, "nv": nv}))
-    best = _best(ranked, asked)
+    best = _best(_column_tiles(per_group, s.ow, tall, s.kh, s.sw, machine), asked)
     shares = [k for k in range(1, per_group + 1) if per_group % k == 0]
     parts = max((k for k in shares if per_group // k >= best["px"]), default=1)
     tiling = _tiling(s, machine, asked, parts, best["py"])
     return Shape(best["px"], best["py"], LaneSplit(s.ow, best["nv"], machine.vl), tiling)
+
+
+@cache
+def _column_tiles(per_group: int, ow: int, tall: int, kh: int, sw: int, machine: Machine) -> Ranked:
+    ranked: list[tuple[float, dict[str, int]]] = []
+    for nv in range(1, min(12, -(-ow // machine.vl)) + 1):
+        kinds = LaneSplit(ow, nv, machine.vl).kinds
+        for mr in _sizes(per_group, _room(nv, machine)):
+            for py in range(1, min(tall, _room(nv, machine) // mr) + 1):
+                more = 8 * (py - 1) / kh  # input rows that only some of the output rows use
+                cycles = sum(
+                    k * a * (max(step(p * py, v, machine), UNALIGNED * sw * v) + more) / py
+                    for k, v, _ in kinds
+                    for a, p in cover(per_group, mr)
+                )
+                ranked.append((cycles, {"px": mr, "py": py, "nv": nv}))
+    return ranked
 
 
 def _room(nv: int, machine: Machine) -> int:

@@ -15,26 +15,13 @@ from dataclasses import dataclass
 from fissile.ir.graph import Value
 from fissile.ir.types import F32
 from fissile.targets.cpu.impls.stages import Stages
-from fissile.tiles.expr import Builder, Illegal, Leaf, Load, Point
+from fissile.tiles.expr import EITHER, Builder, Illegal, Leaf, Load, Point
 from fissile.tiles.index import Index, Var, const, flatten, substitute, unflatten, var
 from fissile.tiles.nest import Env, expressions, loop
 
 TILE_ELEMENTS = 4096
 WIDTH = 64  # rows side by side that use whole cache lines
 RESIDENT_BYTES = 1 << 18  # a block that is read more than once should stay in cache
-
-
-class Either(dict):  # type: ignore[type-arg]
-    """Decides nothing: every question becomes a choice in the expression."""
-
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __getitem__(self, key: object) -> None:
-        return None
-
-
-EITHER: Mapping[tuple[Index, int], bool | None] = Either()
 
 
 @dataclass(frozen=True)
