@@ -1,7 +1,8 @@
 """The primitives: one row each.
 
-    A row: name, class, type inference, numpy semantics (the oracle), C expression where elementwise,
-    and the ONNX form it is exported as.                                     (design, section 4; Korch, section 3)
+    A row: name, class, type inference, numpy semantics (the oracle), C expression where
+    elementwise, and the ONNX operator of the same meaning where there is one.
+                                                         (design, section 4; Korch, section 3)
 
 Classes are Korch's: elementwise; reduce and broadcast; layout; linear; window (pooling); opaque.
 Departures that keep the graph small: an elementwise primitive broadcasts its operands as numpy
@@ -19,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from fissile.ir import infer
 from fissile.ir import semantics as sem
 from fissile.ir.graph import OPERATORS, Literal, Node, Operand, Value, intern
-from fissile.ir.types import BOOL, BY_NAME, F32, I64, DType, TensorType
-
-Attrs = dict[str, Any]
+from fissile.ir.infer import Attrs
+from fissile.ir.types import BOOL, F32, I64, DType, TensorType
 
 
 class Kind(Enum):
@@ -96,44 +97,16 @@ def constant(array: Any, dtype: DType | None = None) -> Value:
 # ---------------------------------------------------------------- elementwise
 
 
-def broadcast_shapes(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """numpy's rule. Raises ValueError naming the shapes."""
-    try:
-        return tuple(int(s) for s in np.broadcast_shapes(*shapes))
-    except ValueError:
-        named = " and ".join(str(list(s)) for s in shapes)
-        raise ValueError(f"shapes {named} do not broadcast") from None
-
-
-def _same(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    if len({t.dtype for t in types}) > 1:
-        raise ValueError(f"operands have different element types: {', '.join(map(repr, types))}")
-    return (TensorType(broadcast_shapes([t.shape for t in types]), types[0].dtype),)
-
-
-def _compare(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    return (TensorType(_same(types, attrs)[0].shape, BOOL),)
-
-
-def _select(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    shape = broadcast_shapes([t.shape for t in types])
-    return (TensorType(shape, _same(types[1:], attrs)[0].dtype),)
-
-
-def _cast(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    return (TensorType(types[0].shape, BY_NAME[attrs["to"]]),)
-
-
 def _unary(name: str, c: str, fn: Callable[..., Any], onnx: str | None, flops: float = 1) -> None:
-    row(Primitive(name, Kind.ELEMENTWISE, _same, lambda x: (fn(x),), c, onnx, flops))
+    row(Primitive(name, Kind.ELEMENTWISE, infer.same, lambda x: (fn(x),), c, onnx, flops))
 
 
 def _binary(name: str, c: str, fn: Callable[..., Any], onnx: str | None, flops: float = 1) -> None:
-    row(Primitive(name, Kind.ELEMENTWISE, _same, lambda x, y: (fn(x, y),), c, onnx, flops))
+    row(Primitive(name, Kind.ELEMENTWISE, infer.same, lambda x, y: (fn(x, y),), c, onnx, flops))
 
 
 def _predicate(name: str, c: str, fn: Callable[..., Any], onnx: str | None) -> None:
-    row(Primitive(name, Kind.ELEMENTWISE, _compare, lambda *xs: (fn(*xs),), c, onnx))
+    row(Primitive(name, Kind.ELEMENTWISE, infer.compare, lambda *xs: (fn(*xs),), c, onnx))
 
 
 _unary("neg", "-{0}", np.negative, "Neg")
@@ -192,11 +165,11 @@ _predicate("less", "{0} < {1}", np.less, "Less")
 _predicate("less_equal", "{0} <= {1}", np.less_equal, "LessOrEqual")
 _predicate("is_nan", "is_nan({0})", np.isnan, "IsNaN")
 _predicate("is_inf", "is_inf({0})", np.isinf, "IsInf")
-row(Primitive("clip", Kind.ELEMENTWISE, _same, lambda x, lo, hi: (np.minimum(np.maximum(x, lo), hi),),
+row(Primitive("clip", Kind.ELEMENTWISE, infer.same, lambda x, lo, hi: (np.minimum(np.maximum(x, lo), hi),),
               "min(max({0}, {1}), {2})", "Clip", 2))  # fmt: skip
-row(Primitive("where", Kind.ELEMENTWISE, _select, lambda c, x, y: (np.where(c, x, y),),
+row(Primitive("where", Kind.ELEMENTWISE, infer.select, lambda c, x, y: (np.where(c, x, y),),
               "select({0}, {1}, {2})", "Where"))  # fmt: skip
-row(Primitive("cast", Kind.ELEMENTWISE, _cast, sem.cast, "cast<{to}>({0})", "Cast"))
+row(Primitive("cast", Kind.ELEMENTWISE, infer.cast, sem.cast, "cast<{to}>({0})", "Cast"))
 
 
 def _operands(*operands: Operand) -> list[Value]:
@@ -236,19 +209,11 @@ def cast(x: Value, to: DType) -> Value:
 # ---------------------------------------------------------------- reduce and broadcast
 
 
-def _reduce(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    (x,), axes = types, attrs["axes"]
-    if not all(0 <= a < x.rank for a in axes) or list(axes) != sorted(set(axes)):
-        raise ValueError(f"axes {list(axes)} do not fit {x}")
-    shape = tuple(1 if a in axes else s for a, s in enumerate(x.shape))
-    return (TensorType(shape, I64 if "last" in attrs else x.dtype),)
-
-
 for _name, _fn in dict(sum=sem.total, mean=sem.mean, max=np.max, min=np.min, prod=np.prod).items():
-    row(Primitive(f"reduce_{_name}", Kind.REDUCE, _reduce, sem.reducer(_fn), None,
+    row(Primitive(f"reduce_{_name}", Kind.REDUCE, infer.reduce, sem.reducer(_fn), None,
                   f"Reduce{_name.capitalize()}"))  # fmt: skip
-row(Primitive("argmax", Kind.REDUCE, _reduce, sem.arg(np.argmax), None, "ArgMax"))
-row(Primitive("argmin", Kind.REDUCE, _reduce, sem.arg(np.argmin), None, "ArgMin"))
+row(Primitive("argmax", Kind.REDUCE, infer.reduce, sem.arg(np.argmax), None, "ArgMax"))
+row(Primitive("argmin", Kind.REDUCE, infer.reduce, sem.arg(np.argmin), None, "ArgMin"))
 
 
 def normal_axes(x: Value, axes: int | Sequence[int]) -> tuple[int, ...]:
@@ -278,13 +243,7 @@ def argument(name: str, x: Value, axis: int, last: bool = False) -> Value:
     return make(name, [x], axes=normal_axes(x, axis), last=last)[0]
 
 
-def _broadcast(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    if broadcast_shapes([types[0].shape, attrs["shape"]]) != attrs["shape"]:
-        raise ValueError(f"{types[0]} does not broadcast to {list(attrs['shape'])}")
-    return (TensorType(attrs["shape"], types[0].dtype),)
-
-
-row(Primitive("broadcast", Kind.BROADCAST, _broadcast,
+row(Primitive("broadcast", Kind.BROADCAST, infer.broadcast,
               lambda x, shape: (np.broadcast_to(x, shape),), None, "Expand"))  # fmt: skip
 
 
@@ -296,79 +255,31 @@ def broadcast(x: Value, shape: Sequence[int]) -> Value:
 # ---------------------------------------------------------------- layout
 
 
-def _transpose(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    (x,), perm = types, attrs["perm"]
-    if sorted(perm) != list(range(x.rank)):
-        raise ValueError(f"{list(perm)} is no permutation of the axes of {x}")
-    return (TensorType(tuple(x.shape[a] for a in perm), x.dtype),)
-
-
-def _reshape(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    y = TensorType(attrs["shape"], types[0].dtype)
-    if y.numel != types[0].numel or any(s < 0 for s in y.shape):
-        raise ValueError(f"{types[0]} cannot be reshaped to {list(y.shape)}")
-    return (y,)
-
-
-def _slice(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    (x,) = types
-    start, size, step = attrs["start"], attrs["size"], attrs["step"]
-    for s, b, n, d in zip(x.shape, start, size, step, strict=True):
-        if n < 0 or d == 0 or (n and not (0 <= b < s and 0 <= b + (n - 1) * d < s)):
-            raise ValueError(f"slice {list(start)} size {list(size)} step {list(step)} leaves {x}")
-    return (TensorType(size, x.dtype),)
-
-
-def _concat(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    axis, first = attrs["axis"], types[0]
-    for t in types:
-        if t.dtype != first.dtype or t.rank != first.rank or not 0 <= axis < t.rank:
-            raise ValueError(f"cannot concat {', '.join(map(repr, types))} along axis {axis}")
-        if t.shape[:axis] + t.shape[axis + 1 :] != first.shape[:axis] + first.shape[axis + 1 :]:
-            raise ValueError(f"cannot concat {', '.join(map(repr, types))} along axis {axis}")
-    shape = list(first.shape)
-    shape[axis] = sum(t.shape[axis] for t in types)
-    return (TensorType(tuple(shape), first.dtype),)
-
-
-def _pad(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    (x,), lo, hi, mode = types, attrs["lo"], attrs["hi"], attrs["mode"]
-    for s, a, b in zip(x.shape, lo, hi, strict=True):
-        if a < 0 or b < 0 or (mode == "reflect" and max(a, b) >= max(s, 1)):
-            raise ValueError(f"cannot pad {x} by {list(lo)}, {list(hi)} in mode {mode}")
-        if mode in ("edge", "wrap") and s == 0 and a + b:
-            raise ValueError(f"cannot pad the empty axis of {x} in mode {mode}")
-    shape = tuple(s + a + b for s, a, b in zip(x.shape, lo, hi, strict=True))
-    return (TensorType(shape, x.dtype),)
-
-
-def _gather(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    (x, i), axis = types, attrs["axis"]
-    if not 0 <= axis < x.rank or not i.dtype.is_integer:
-        raise ValueError(f"cannot gather from {x} along axis {axis} with indices {i}")
-    return (TensorType(x.shape[:axis] + i.shape + x.shape[axis + 1 :], x.dtype),)
-
-
-row(Primitive("transpose", Kind.LAYOUT, _transpose,
+row(Primitive("transpose", Kind.LAYOUT, infer.transpose,
               lambda x, perm: (np.transpose(x, perm),), None, "Transpose"))  # fmt: skip
 row(
     Primitive(
-        "reshape", Kind.LAYOUT, _reshape, lambda x, shape: (np.reshape(x, shape),), None, "Reshape"
+        "reshape",
+        Kind.LAYOUT,
+        infer.reshape,
+        lambda x, shape: (np.reshape(x, shape),),
+        None,
+        "Reshape",
     )
 )
-row(Primitive("slice", Kind.LAYOUT, _slice, sem.slice_, None, "Slice"))
+row(Primitive("slice", Kind.LAYOUT, infer.slice, sem.slice_, None, "Slice"))
 row(
     Primitive(
         "concat",
         Kind.LAYOUT,
-        _concat,
+        infer.concat,
         lambda *xs, axis: (np.concatenate(xs, axis),),
         None,
         "Concat",
     )
 )
-row(Primitive("pad", Kind.LAYOUT, _pad, sem.pad, None, "Pad"))
-row(Primitive("gather", Kind.LAYOUT, _gather, sem.gather, None, "Gather"))
+row(Primitive("pad", Kind.LAYOUT, infer.pad, sem.pad, None, "Pad"))
+row(Primitive("gather", Kind.LAYOUT, infer.gather, sem.gather, None, "Gather"))
 
 
 def transpose(x: Value, perm: Sequence[int]) -> Value:
@@ -417,40 +328,8 @@ def gather(x: Value, indices: Value, axis: int = 0) -> Value:
 # ---------------------------------------------------------------- linear
 
 
-def _contract(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    left, right, out = sem.split_spec(attrs["spec"])
-    extents: dict[str, int] = {}
-    for labels, t in zip((left, right), types, strict=True):
-        if len(labels) != t.rank or len(set(labels)) != len(labels):
-            raise ValueError(f"{attrs['spec']!r} does not fit {t}")
-        for label, extent in zip(labels, t.shape, strict=True):
-            if extents.setdefault(label, extent) != extent:
-                raise ValueError(f"{attrs['spec']!r}: {label} is {extents[label]} and {extent}")
-    if len(set(out)) != len(out) or not set(out) <= set(extents):
-        raise ValueError(f"{attrs['spec']!r} is not a contraction")
-    if types[0].dtype != types[1].dtype:
-        raise ValueError(f"operands have different element types: {', '.join(map(repr, types))}")
-    return (TensorType(tuple(extents[c] for c in out), types[0].dtype),)
-
-
-def _conv(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    x, w = types
-    strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
-    if (
-        x.dtype != w.dtype
-        or x.rank != w.rank
-        or x.rank != len(strides) + 2
-        or len(dilations) != len(strides)
-    ):
-        raise ValueError(f"convolution of {x} with {w}, strides {list(strides)}")
-    if groups < 1 or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
-        raise ValueError(f"convolution of {x} with {w} in {groups} groups")
-    spatial = sem.window_extents(x.shape[2:], w.shape[2:], strides, dilations)
-    return (TensorType((x.shape[0], w.shape[0], *spatial), x.dtype),)
-
-
-row(Primitive("contract", Kind.LINEAR, _contract, sem.contract, None, "Einsum"))
-row(Primitive("conv", Kind.LINEAR, _conv, sem.conv, None, "Conv"))
+row(Primitive("contract", Kind.LINEAR, infer.contract, sem.contract, None, "Einsum"))
+row(Primitive("conv", Kind.LINEAR, infer.conv, sem.conv, None, "Conv"))
 
 
 def contract(a: Value, b: Value, spec: str) -> Value:
@@ -471,16 +350,8 @@ def conv(
 # ---------------------------------------------------------------- window
 
 
-def _window(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    (x,) = types
-    if x.rank != len(attrs["kernel"]) + 2:
-        raise ValueError(f"window {list(attrs['kernel'])} over {x}")
-    spatial = sem.window_extents(x.shape[2:], attrs["kernel"], attrs["strides"], attrs["dilations"])
-    return (TensorType((*x.shape[:2], *spatial), x.dtype),)
-
-
-row(Primitive("window_max", Kind.WINDOW, _window, sem.windowed(np.maximum), None, "MaxPool"))
-row(Primitive("window_sum", Kind.WINDOW, _window, sem.windowed(np.add), None, "AveragePool"))
+row(Primitive("window_max", Kind.WINDOW, infer.window, sem.windowed(np.maximum), None, "MaxPool"))
+row(Primitive("window_sum", Kind.WINDOW, infer.window, sem.windowed(np.add), None, "AveragePool"))
 
 
 def window(

@@ -1,13 +1,14 @@
 """Runs every kernel that the selection may ever pick, and compares it with the evaluator.
 
-    python tests/targets/cpu/kernel_check.py MODEL.onnx [--shape NAME=1,3,224,224] [--sample N] [--seed S]
+    python tests/targets/cpu/kernel_check.py MODEL.onnx [--shape NAME=1,3,224,224] [--sample N]
 
-Candidates are made as `compile.implement` makes them. Distinct ones (by key), or a random sample, are
-compiled in batches and run in child processes, so that a crash costs one kernel. Every buffer ends, or
-begins, at a page that nobody may touch; what the kernel should write, and its scratch, are poisoned first.
-Oracle: `ir.evaluate.apply` over the region's nodes in float64, and in the types of the graph for values
-at the edge of their range. A kernel must also give the same bits for any partition of its tiles, whatever
-its scratch and outputs held before, and an elementwise one the same bits as its scalar form.
+Candidates are made as `compile.implement` makes them. Distinct ones (by key), or a random sample,
+are compiled in batches and run in child processes, so that a crash costs one kernel. Every buffer
+ends, or begins, at a page that nobody may touch; what the kernel should write, and its scratch, are
+poisoned first. Oracle: `ir.evaluate.apply` over the region's nodes in float64, and in the types of
+the graph for values at the edge of their range. A kernel must also give the same bits for any
+partition of its tiles, whatever its scratch and outputs held before, and an elementwise one the
+same bits as its scalar form.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import struct
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,7 +43,7 @@ from fissile.ir.prims import Kind, kind
 from fissile.ir.types import BOOL, TensorType
 from fissile.kernels.candidate import Candidate, Kernel, parameter_value
 from fissile.kernels.identify import Limits, identify
-from fissile.kernels.region import Region, is_scalar
+from fissile.kernels.region import Region
 from fissile.onnx.load import load
 from fissile.targets.cpu.emit import RUNTIME
 from fissile.targets.cpu.harness import batch_source
@@ -63,10 +65,12 @@ POISON = (0xFF, 0x7B)  # NaN in every float type; large numbers
 
 @dataclass(frozen=True)
 class Case:
-    """A candidate with its kernel (None for an alias) and, for elementwise ones, its scalar form."""
+    """A candidate with its kernel (None for an alias, and before `prepared`) and, for elementwise
+    ones, its scalar form."""
 
     candidate: Candidate
-    kernel: Kernel | None
+    cpu: Cpu
+    kernel: Kernel | None = None
     scalar: Kernel | None = None
 
     @property
@@ -74,31 +78,28 @@ class Case:
         return [k for k in (self.kernel, self.scalar) if k is not None]
 
 
-def distinct(candidates: Sequence[Candidate], cpu: Cpu) -> list[Case]:
-    """One case for each key, in a fixed order."""
-    found: dict[str, Case] = {}
-    for c in candidates:
-        if c.key not in found:
-            found[c.key] = Case(c, None if c.is_alias else cpu.kernel(c) or None)
-    return list(found.values())
-
-
 def cases_of(graph: Graph) -> list[Case]:
+    """One case for each key, in a fixed order."""
     cpu = Cpu(graph)
     regions = identify(graph, Limits(contractions=1), cpu.admissible)
-    return distinct(implement(graph, cpu, regions), cpu)
+    distinct = {c.key: c for c in reversed(implement(graph, cpu, regions))}
+    return [Case(c, cpu) for c in reversed(distinct.values())]
 
 
-def with_scalar(case: Case) -> Case:
-    """A map's kernel again, without vectors."""
-    if case.kernel is None or case.candidate.impl != "map":
+def prepared(case: Case) -> Case | str:
+    """With its kernels, or why it has none."""
+    kernel = case.cpu.kernel(case.candidate)
+    if not isinstance(kernel, Kernel):
+        return f"taken for legal, but has no kernel: {kernel.reason}"
+    case = replace(case, kernel=kernel)
+    if case.candidate.impl != "map":
         return case
     writer = Writer(case.candidate)
     tiles, trees = maps._trees(case.candidate, writer, whole=True)
-    kernel = writer.kernel(list(writer.printer.trees(trees, indent=2)), tiles)
-    name = f"{kernel.name}_scalar"
+    plain = writer.kernel(list(writer.printer.trees(trees, indent=2)), tiles)
+    name = f"{plain.name}_scalar"
     return replace(
-        case, scalar=replace(kernel, name=name, source=kernel.source.replace(kernel.name, name))
+        case, scalar=replace(plain, name=name, source=plain.source.replace(plain.name, name))
     )
 
 
@@ -184,8 +185,10 @@ def _limits(region: Region) -> dict[Value, int]:
     return found
 
 
-def draw(region: Region, tensors: Sequence[Value], how: str, rng: np.random.Generator) -> list[np.ndarray]:
-    """how: normal, positive, special (zeros, infinities, NaN and large values among normal ones)."""
+def draw(
+    region: Region, tensors: Sequence[Value], how: str, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """how: normal, positive, special (zeros, infinities, NaN, large values among normal)."""
     limits = _limits(region)
 
     def one(v: Value) -> np.ndarray:
@@ -203,7 +206,21 @@ def draw(region: Region, tensors: Sequence[Value], how: str, rng: np.random.Gene
         x = np.asarray(x)
         if how == "special" and x.size:
             count = max(1, x.size // 50)
-            odd = [0.0, -0.0, np.inf, -np.inf, np.nan, 88.5, -104.0, 1e-42, 3e38, -3e38, 0.5, 1.5, 2.5]
+            odd = [
+                0.0,
+                -0.0,
+                np.inf,
+                -np.inf,
+                np.nan,
+                88.5,
+                -104.0,
+                1e-42,
+                3e38,
+                -3e38,
+                0.5,
+                1.5,
+                2.5,
+            ]
             x.reshape(-1)[rng.integers(0, x.size, count)] = rng.choice(np.float32(odd), count)
         with np.errstate(all="ignore"):
             return x.astype(dtype.numpy)
@@ -228,7 +245,9 @@ def oracle(c: Candidate, inputs: Sequence[np.ndarray], reference: bool) -> list[
     """The given tokens' values by numpy, in logical order."""
     if c.is_adapter:
         return [np.asarray(inputs[0])]
-    known: dict[Value, np.ndarray] = {t.value: _entered(a, reference) for t, a in zip(c.needs, inputs, strict=True)}
+    known: dict[Value, np.ndarray] = {
+        t.value: _entered(a, reference) for t, a in zip(c.needs, inputs, strict=True)
+    }
     for v in c.region.inputs:
         if v.is_constant:
             known[v] = _entered(v.array, reference)
@@ -271,27 +290,34 @@ def run(
     try:
         for p in kernel.params:
             if p.role == "need":
-                buffers.append(_filled(to_memory(inputs[p.index], c.needs[p.index].layout), at_end, poison))
+                buffers.append(
+                    _filled(to_memory(inputs[p.index], c.needs[p.index].layout), at_end, poison)
+                )
             elif p.role == "constant":
                 array = pack(parameter_value(c, p).array, p.packing)
                 if array.size != p.elements:
-                    raise Wrong(f"{p.name} packs {array.size} elements, the kernel asks for {p.elements}")
+                    raise Wrong(
+                        f"{p.name} packs {array.size} elements, the kernel asks for {p.elements}"
+                    )
                 buffers.append(_filled(array, at_end, poison))
             else:
                 buffers.append(Guarded(c.gives[p.index].value.type.size_bytes, at_end, poison))
         scratch = Guarded(-(-kernel.scratch_bytes // 64) * 64, at_end, poison)
         buffers.append(scratch)
-        before = [b.bytes.copy() for p, b in zip(kernel.params, buffers) if p.role != "give"]
+        pairs = list(zip(kernel.params, buffers, strict=False))  # all but the scratch
+        before = [b.bytes.copy() for p, b in pairs if p.role != "give"]
         pointers = (ctypes.c_void_p * len(kernel.params))(*(b.address for b in buffers[:-1]))
         for begin, end in parts:
-            function(pointers, ctypes.c_void_p(scratch.address), ctypes.c_long(begin), ctypes.c_long(end))
+            function(
+                pointers, ctypes.c_void_p(scratch.address), ctypes.c_long(begin), ctypes.c_long(end)
+            )
         for p, b in zip([*kernel.params, None], buffers, strict=True):
             if not b.is_intact:
                 raise Wrong(f"wrote beside {p.name if p else 'its scratch'}")
-        after = [b.bytes for p, b in zip(kernel.params, buffers) if p.role != "give"]
+        after = [b.bytes for p, b in pairs if p.role != "give"]
         if any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
             raise Wrong("wrote into an input")
-        return [b.bytes.copy() for p, b in zip(kernel.params, buffers) if p.role == "give"]
+        return [b.bytes.copy() for p, b in pairs if p.role == "give"]
     finally:
         for b in buffers:
             b.free()
@@ -303,8 +329,12 @@ def _filled(array: np.ndarray, at_end: bool, poison: int) -> Guarded:
     return buffer
 
 
-def differences(got: np.ndarray, want: np.ndarray, ordinary: np.ndarray, special: bool) -> str | None:
-    """What is wrong with one output. want: in float64; ordinary: in the graph's types, the only oracle of
+def differences(
+    got: np.ndarray, want: np.ndarray, ordinary: np.ndarray, special: bool
+) -> str | None:
+    """What is wrong with one output.
+
+    want: in float64; ordinary: in the graph's types, the only oracle of
     special values."""
     if got.dtype.kind in "iub":
         wrong = (got != want) & (got != ordinary)
@@ -321,7 +351,8 @@ def differences(got: np.ndarray, want: np.ndarray, ordinary: np.ndarray, special
     odd = ~same & ~(finite & np.isfinite(g))
     if odd.any():
         where = tuple(int(i) for i in np.argwhere(odd)[0])
-        return f"{int(odd.sum())} of {odd.size} elements are off, first {where}: {g[where]} for {w[where]}"
+        first = f"first {where}: {g[where]} for {w[where]}"
+        return f"{int(odd.sum())} of {odd.size} elements are off, {first}"
     if not finite.any():
         return None
     half = got.dtype.itemsize == 2
@@ -337,8 +368,8 @@ def differences(got: np.ndarray, want: np.ndarray, ordinary: np.ndarray, special
     where = tuple(int(i) for i in np.argwhere(wrong)[0])
     worst = float(np.abs(g - w)[wrong].max())
     return (
-        f"{int(wrong.sum())} of {wrong.size} elements are wrong by up to {worst:.2e} of scale {scale:.2e}, "
-        f"yardstick {yardstick:.1e}, first {where}: {g[where]} for {w[where]}"
+        f"{int(wrong.sum())} of {wrong.size} elements are wrong by up to {worst:.2e} "
+        f"of scale {scale:.2e}, yardstick {yardstick:.1e}, first {where}: {g[where]} for {w[where]}"
     )
 
 
@@ -356,7 +387,8 @@ def check(case: Case, functions: Mapping[str, Function], seed: int) -> list[str]
             continue  # infinities in a sum depend on its order
         inputs = draw(c.region, tensors, how, np.random.default_rng(seed + k))
         want, ordinary = (oracle(c, inputs, reference) for reference in (True, False))
-        runs = list(zip(partitions(kernel.tiles), (True, False, True), (*POISON, POISON[0])))
+        poisons = (*POISON, POISON[0])
+        runs = list(zip(partitions(kernel.tiles), (True, False, True), poisons, strict=True))
         first: list[np.ndarray] | None = None
         for parts, at_end, poison in runs if k == 0 else runs[:2] if how == "special" else runs[:1]:
             try:
@@ -372,15 +404,22 @@ def check(case: Case, functions: Mapping[str, Function], seed: int) -> list[str]
             continue
         if case.scalar is not None:
             whole = [(0, case.scalar.tiles)]
-            memory = run(functions[case.scalar.name], c, case.scalar, inputs, whole, True, POISON[0])
+            memory = run(
+                functions[case.scalar.name], c, case.scalar, inputs, whole, True, POISON[0]
+            )
             for t, a, b in zip(c.gives, first, memory, strict=True):
                 x, y = (from_memory(m, t.value.type, t.layout) for m in (a, b))
                 both_nan = np.isnan(x) & np.isnan(y) if t.value.type.dtype.is_float else False
                 width = f"u{t.value.type.dtype.size_bytes}"
-                other = (np.ascontiguousarray(x).view(width) != np.ascontiguousarray(y).view(width)) & ~both_nan
+                other = (
+                    np.ascontiguousarray(x).view(width) != np.ascontiguousarray(y).view(width)
+                ) & ~both_nan
                 if other.any():
                     at = tuple(int(i) for i in np.argwhere(other)[0])
-                    faults.append(f"{how}: vectors and scalars give other bits: {x[at]!r} and {y[at]!r} at {at}")
+                    faults.append(
+                        f"{how}: vectors and scalars give other bits: "
+                        f"{x[at]!r} and {y[at]!r} at {at}"
+                    )
         for i, (t, m) in enumerate(zip(c.gives, first, strict=True)):
             got = from_memory(m, t.value.type, t.layout)
             if (what := differences(got, want[i], ordinary[i], how == "special")) is not None:
@@ -398,14 +437,18 @@ def _check_alias(c: Candidate, inputs: Sequence[np.ndarray]) -> list[str]:
     if offset < 0 or offset + size > memory.size:
         return [f"the alias leaves its memory: {offset} + {size} of {memory.size}"]
     want = to_memory(oracle(c, inputs, False)[0], give.layout).reshape(-1).view(np.uint8)
-    return [] if np.array_equal(memory[offset : offset + size], want) else ["the alias is other data"]
+    return (
+        [] if np.array_equal(memory[offset : offset + size], want) else ["the alias is other data"]
+    )
 
 
 # ---------------------------------------------------------------- batches in child processes
 
 
-def build(batch: Sequence[Case], folder: Path, toolchain: Toolchain) -> list[tuple[Path, list[Case]]] | str:
-    """Libraries with their cases; halves where one does not compile, and the message where it is one."""
+def build(
+    batch: Sequence[Case], folder: Path, toolchain: Toolchain
+) -> list[tuple[Path, list[Case]]] | str:
+    """Libraries with their cases; halves where one does not compile, the message if it is one."""
     folder.mkdir(parents=True)
     source = folder / "batch.cpp"
     source.write_text(batch_source([k for case in batch for k in case.kernels]))
@@ -455,8 +498,6 @@ def _child(library: Path, cases: Sequence[Case], seed: int) -> tuple[dict[str, l
                 os.write(into, struct.pack("<q", len(data)) + data)
             status = 0
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             os._exit(status)
@@ -478,15 +519,20 @@ def _child(library: Path, cases: Sequence[Case], seed: int) -> tuple[dict[str, l
     os.close(out)
     _, status = os.waitpid(pid, 0)
     if not how and status:
-        how = f"crashes: {signal.Signals(status).name}" if os.WIFSIGNALED(status) else "the check itself failed"
+        how = (
+            f"crashes: {signal.Signals(status).name}"
+            if os.WIFSIGNALED(status)
+            else "the check itself failed"
+        )
     return done, how
 
 
-def check_all(cases: Sequence[Case], seed: int = 0, report: Callable[[str], None] = print) -> dict[str, list[str]]:
+def check_all(
+    cases: Sequence[Case], seed: int = 0, report: Callable[[str], None] = print
+) -> dict[str, list[str]]:
     """Faults by key of the candidates that have some."""
     toolchain = find()
-    aliases = [c for c in cases if c.kernel is None]
-    bodies = [with_scalar(c) for c in cases if c.kernel is not None]
+    aliases = [c for c in cases if c.candidate.is_alias]
     titles = {c.candidate.key: title(c.candidate) for c in cases}
     wrong: dict[str, list[str]] = {}
 
@@ -498,8 +544,19 @@ def check_all(cases: Sequence[Case], seed: int = 0, report: Callable[[str], None
 
     for case in aliases:
         note({case.candidate.key: check(case, {}, seed)})
+    bodies: list[Case] = []
+    for case in cases:
+        if not case.candidate.is_alias:
+            ready = prepared(case)
+            if isinstance(ready, str):
+                note({case.candidate.key: [ready]})
+            else:
+                bodies.append(ready)
     batches = [bodies[i : i + BATCH] for i in range(0, len(bodies), BATCH)]
-    with tempfile.TemporaryDirectory(prefix="fissile-check-") as folder, ThreadPoolExecutor(JOBS) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="fissile-check-") as folder,
+        ThreadPoolExecutor(JOBS) as pool,
+    ):
         waiting: dict[int, Future] = {}
         for i, batch in enumerate(batches):
             for k in range(i, min(i + JOBS + 1, len(batches))):
@@ -512,13 +569,13 @@ def check_all(cases: Sequence[Case], seed: int = 0, report: Callable[[str], None
             for library, part in built:
                 note(run_batch(library, part, seed))
                 library.unlink()
-            print(f"  {min((i + 1) * BATCH, len(bodies))} of {len(bodies)} kernels, {len(wrong)} wrong",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            done = f"{min((i + 1) * BATCH, len(bodies))} of {len(bodies)}"
+            print(f"  {done} kernels, {len(wrong)} wrong", file=sys.stderr, flush=True)
     return wrong
 
 
 def sample_of(cases: Sequence[Case], count: int | None, seed: int) -> list[Case]:
-    """All, or a random part that holds every kind of implementation and every set of primitives early."""
+    """All, or a random part: of each implementation and set of primitives about as many."""
     if count is None or count >= len(cases):
         return list(cases)
     rng = random.Random(seed)
@@ -559,8 +616,9 @@ def main() -> None:
         cases = [c for c in cases if c.candidate.key in only or c.candidate.impl in only]
     chosen = sample_of(cases, given.sample, given.seed)
     wrong = check_all(chosen, given.seed)
-    print(f"{Path(given.model).name}: {len(chosen)} of {len(cases)} kernels checked, {len(wrong)} wrong; "
-          f"{made - start:.0f} s to make them, {time.monotonic() - made:.0f} s to check")  # fmt: skip
+    took = f"{made - start:.0f} s to make them, {time.monotonic() - made:.0f} s to check"
+    what = f"{len(chosen)} of {len(cases)} kernels checked, {len(wrong)} wrong"
+    print(f"{Path(given.model).name}: {what}; {took}")
     raise SystemExit(bool(wrong))
 
 

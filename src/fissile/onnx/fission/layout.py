@@ -10,9 +10,9 @@ import numpy as np
 
 from fissile.errors import ModelError
 from fissile.ir.graph import Value
+from fissile.ir.infer import broadcast_shapes
 from fissile.ir.prims import (
     broadcast,
-    broadcast_shapes,
     concat,
     constant,
     normal_axes,
