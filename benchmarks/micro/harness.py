@@ -1,10 +1,10 @@
 """Compile a few kernels and time them against the FMA peak of this core, measured in the same run.
 
 Kernels and the peak loop run interleaved; each time is the minimum over the rounds, because other
-processes only ever add time. `cold` evicts the given ranges (weights) from all caches before each call.
+processes only ever add time. `cold` evicts the given ranges (weights) from all caches before each
+call.
 """
 
-# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import ctypes
@@ -35,13 +35,9 @@ MACHINES = {
     "avx2": ["-march=native", "-mno-avx512f", "-mavx2", "-mfma"],
 }
 
-TIMER = r"""
-#include <time.h>
-#include "contract.h"
-namespace fissile {
-static double now_us() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e6 + t.tv_nsec * 1e-3; }
-// n rounds of 12 independent chains of fma
-static double peak_us(int64_t n) {
+TIMER = r""" #include <time.h> #include "contract.h" namespace fissile { static double now_us() {
+timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e6 + t.tv_nsec * 1e-3; } // n
+rounds of 12 independent chains of fma static double peak_us(int64_t n) {
   vf c[12], a = splat(1.0f), b = splat(0.0f);
   asm volatile("" : "+x"(a), "+x"(b));      // unknown to the compiler
   for (int i = 0; i < 12; i++) c[i] = b + float(i);
@@ -53,11 +49,9 @@ static double peak_us(int64_t n) {
   for (int i = 0; i < 12; i++) sum += c[i];
   asm volatile("" : "+x"(sum));
   return now_us() - t;
-}
-extern "C" double peak(int64_t n) { return peak_us(n); }
-extern "C" int lanes() { return VL; }
-typedef void (*kernel)(const float* x, const float* w, float* y);
-extern "C" double time_us(kernel f, const float* x, const float* w, float* y, int64_t reps, const char* cold, int64_t bytes) {
+} extern "C" double peak(int64_t n) { return peak_us(n); } extern "C" int lanes() { return VL; }
+typedef void (*kernel)(const float* x, const float* w, float* y); extern "C" double time_us(kernel
+f, const float* x, const float* w, float* y, int64_t reps, const char* cold, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_ia32_clflush(cold + i);
   __builtin_ia32_mfence();
   double t = now_us();
@@ -102,7 +96,8 @@ def measure(
     cold: bool = False,
     rounds: int = 15,
 ):
-    """jobs: (kernel name, x, w, y, flops). Returns {name: (us, fraction of peak)} and the peak in GFLOP/s."""
+    """jobs: (kernel name, x, w, y, flops). Returns {name: (us, fraction of peak)} and the peak in
+    GFLOP/s."""
     lib.peak.restype = lib.time_us.restype = ctypes.c_double
     peak_n = 20_000
     peak_flops = 2.0 * 12 * lib.lanes() * peak_n

@@ -3,7 +3,6 @@
 python benchmarks/micro/pool.py [--threads 2]
 """
 
-# ruff: noqa: E501  (C++ in strings)
 from __future__ import annotations
 
 import argparse
@@ -14,14 +13,10 @@ from pathlib import Path
 
 from harness import FLAGS, RUNTIME
 
-SOURCE = r"""
-#include <time.h>
-#include <unistd.h>
-#include "threads.h"
-using namespace fissile;
-static double now_us() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e6 + t.tv_nsec * 1e-3; }
-static void nothing(void*, int64_t, int64_t, int) {}
-extern "C" double cost_us(int64_t threads, int64_t pause_us) {
+SOURCE = r""" #include <time.h> #include <unistd.h> #include "threads.h" using namespace fissile;
+static double now_us() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e6 +
+t.tv_nsec * 1e-3; } static void nothing(void*, int64_t, int64_t, int) {} extern "C" double
+cost_us(int64_t threads, int64_t pause_us) {
   pool* p = pool_create(int(threads));
   double least = 1e9;
   for (int i = 0; i < 300; i++) {

@@ -1,8 +1,10 @@
-"""Depthwise convolution, pooling and transpose: fraction of FMA peak, and bytes against a copy of the same bytes.
+"""Depthwise convolution, pooling and transpose: fraction of FMA peak, and bytes against a copy of
+the same bytes.
 
     python benchmarks/micro/window.py [--machine avx2] [--sweep]
 
-Inputs are padded already. "copy" is the time to copy input bytes + output bytes over two by memcpy in the same run.
+Inputs are padded already. "copy" is the time to copy input bytes + output bytes over two by memcpy
+in the same run.
 """
 
 # ruff: noqa: E501  (C++ in strings)
@@ -67,8 +69,8 @@ extern "C" void {name}(const float* x, const float* w, float* y) {{
 
 COPY = 'extern "C" void copy(const float* x, const float*, float* y) {{ __builtin_memcpy(y, x, {bytes}); }}\n'
 
-TRANSPOSE = r"""
-extern "C" void transposed(const float* x, const float*, float* y) {{ transpose(y, {R}, x, {C}, {R}, {C}); }}
+TRANSPOSE = r""" extern "C" void transposed(const float* x, const float*, float* y) {{ transpose(y,
+{R}, x, {C}, {R}, {C}); }}
 """
 
 

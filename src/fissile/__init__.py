@@ -1,4 +1,5 @@
-"""Fissile compiles an ONNX network into the fastest C++ program that can be proved and measured for a machine.
+"""Fissile compiles an ONNX network into the fastest C++ program that can be proved and measured for
+a machine.
 
     exe = fissile.compile("m.onnx", shapes={"x": (1, 3, 224, 224)}, threads=2)
     y = exe(x)

@@ -1,7 +1,7 @@
 """Trees of loops printed as C++ over `runtime/vec.h` and `runtime/prims.h`.
 
-Inside a vector loop, `l` tells how many lanes take part (all, or the rest), `load(l, p)` and `store(l, p, v)`
-respect it, and everything that does not change from lane to lane stays a scalar.
+Inside a vector loop, `l` tells how many lanes take part (all, or the rest), `load(l, p)` and
+`store(l, p, v)` respect it, and everything that does not change from lane to lane stays a scalar.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ def literal(value: object, dtype: DType) -> str:
     number = int(value)  # pyright: ignore[reportArgumentType, reportCallIssue]
     if number == -(2**63):
         return "INT64_MIN"
-    return f"{number}" if dtype.name == "i32" else f"{dtype.c}({number}{'ull' if number >= 2**63 else ''})"
+    return (
+        f"{number}"
+        if dtype.name == "i32"
+        else f"{dtype.c}({number}{'ull' if number >= 2**63 else ''})"
+    )
 
 
 def _float(x: float, double: bool) -> str:
@@ -76,7 +80,9 @@ class Printer:
     def __init__(self) -> None:
         self.numbers = count()
 
-    def trees(self, trees: Iterable[Tree], lane: Var | None = None, indent: int = 1) -> Iterator[str]:
+    def trees(
+        self, trees: Iterable[Tree], lane: Var | None = None, indent: int = 1
+    ) -> Iterator[str]:
         for tree in trees:
             yield from self.tree(tree, lane, indent)
 
@@ -241,7 +247,11 @@ def _load(e: Load, lane: Var | None) -> str:
     if lane is None or lane not in e.address.vars:
         return f"get({e.pointer} + {where})" if e.dtype is not F32 else f"{e.pointer}[{where}]"
     stride = e.address.coefficient(lane)
-    return f"load(l, {e.pointer} + {where})" if stride == 1 else f"gather(l, {e.pointer} + {where}, {stride})"
+    return (
+        f"load(l, {e.pointer} + {where})"
+        if stride == 1
+        else f"gather(l, {e.pointer} + {where}, {stride})"
+    )
 
 
 def _shared(roots: list[Expr], named: Mapping[int, str]) -> list[Expr]:

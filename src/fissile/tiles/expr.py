@@ -1,9 +1,9 @@
 """From a value at an index to an expression over memory: the backward walk of a region.
 
-`Builder.at(value, index)` walks from a value to the leaves of the region and composes the index map of every
-layout primitive on its way (Korch's O[x] = I[L(x)]), so that transposes, reshapes, slices, pads, concats
-and gathers cost no storage. A pad or concat asks on which side of a bound the index lies; where ranges do
-not tell, `Undecided` asks the caller to split a loop there, or to branch.
+`Builder.at(value, index)` walks from a value to the leaves of the region and composes the index map
+of every layout primitive on its way (Korch's O[x] = I[L(x)]), so that transposes, reshapes, slices,
+pads, concats and gathers cost no storage. A pad or concat asks on which side of a bound the index
+lies; where ranges do not tell, `Undecided` asks the caller to split a loop there, or to branch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from fissile.ir.prims import PRIMS, Kind, kind
 from fissile.ir.types import DType
 from fissile.kernels.candidate import No
 from fissile.kernels.region import Region, is_scalar
-from fissile.tiles.index import Index, clamp, const, dot, floordiv, mod, reflect, reshape_index, table
+from fissile.tiles.index import (
+    Index,
+    clamp,
+    const,
+    dot,
+    floordiv,
+    mod,
+    reflect,
+    reshape_index,
+    table,
+)
 
 Point = tuple[Index, ...]
 
@@ -38,8 +48,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Register:
-    """A value that code already holds, such as an accumulator or a row statistic. `lanes` tells whether
-    it differs from lane to lane."""
+    """A value that code already holds, such as an accumulator or a row statistic. `lanes` tells
+    whether it differs from lane to lane."""
 
     text: str
     dtype: DType
@@ -106,7 +116,9 @@ def memory(pointer: str, value: Value, layout: Layout, origin: Point | None = No
     return strided(pointer, layout.strides(value.shape), value.type.dtype, origin)
 
 
-def strided(pointer: str, strides: tuple[int, ...], dtype: DType, origin: Point | None = None) -> Leaf:
+def strided(
+    pointer: str, strides: tuple[int, ...], dtype: DType, origin: Point | None = None
+) -> Leaf:
     """Elements at sum (index - origin) * stride."""
 
     def load(point: Point) -> Expr:
@@ -118,10 +130,12 @@ def strided(pointer: str, strides: tuple[int, ...], dtype: DType, origin: Point 
 
 
 class Builder:
-    """Expressions over `leaves`. `decided` holds what the caller assumes about undecided comparisons:
-    True, False, or None for a choice in the expression."""
+    """Expressions over `leaves`. `decided` holds what the caller assumes about undecided
+    comparisons: True, False, or None for a choice in the expression."""
 
-    def __init__(self, leaves: Mapping[Value, Leaf], decided: Mapping[tuple[Index, int], bool | None]):
+    def __init__(
+        self, leaves: Mapping[Value, Leaf], decided: Mapping[tuple[Index, int], bool | None]
+    ):
         self.leaves, self.decided = leaves, decided
         self.memo: dict[tuple[Value, Point], Expr] = {}
 
@@ -154,7 +168,9 @@ class Builder:
             return self.decided[index, bound]
         raise Undecided(index, bound)
 
-    def choose(self, index: Index, bound: int, less: Callable[[], Expr], other: Callable[[], Expr]) -> Expr:
+    def choose(
+        self, index: Index, bound: int, less: Callable[[], Expr], other: Callable[[], Expr]
+    ) -> Expr:
         answer = self.less(index, bound)
         if answer is None:
             yes = less()
@@ -180,7 +196,9 @@ class Builder:
 
     def slice(self, value: Value, point: Point) -> Expr:
         (x,), a = value.node.inputs, value.node.attrs
-        return self.at(x, tuple(i * d + b for i, b, d in zip(point, a["start"], a["step"], strict=True)))
+        return self.at(
+            x, tuple(i * d + b for i, b, d in zip(point, a["start"], a["step"], strict=True))
+        )
 
     def gather(self, value: Value, point: Point) -> Expr:
         (x, indices), axis = value.node.inputs, value.node.attrs["axis"]
@@ -274,8 +292,9 @@ def operations(expr: Expr) -> float:
 
 
 def forward(region: Region, start: Value, point: Point) -> dict[Value, Point]:
-    """Where the element of `start` at `point` ends up in each later value of the region that is computed
-    from it one to one: through elementwise primitives of its own shape, transposes and reshapes."""
+    """Where the element of `start` at `point` ends up in each later value of the region that is
+    computed from it one to one: through elementwise primitives of its own shape, transposes and
+    reshapes."""
     points = {start: point}
     for node in region.nodes:
         known = [v for v in node.inputs if v in points]

@@ -1,9 +1,10 @@
-"""Integer index expressions with ranges: where an element of a value lies, as a function of loop variables.
+"""Integer index expressions with ranges: where an element of a value lies, as a function of loop
+variables.
 
 An `Index` is  sum coefficient * atom + constant.  An atom is a loop variable, or a floor division,
 remainder, reflection, clamp or table look-up of another index. Every construction simplifies by the
-ranges of the variables, so that splits, merges and pads of axes leave plain sums where loops are chosen to
-fit them. What stays unresolved is still correct, and printed as C++.
+ranges of the variables, so that splits, merges and pads of axes leave plain sums where loops are
+chosen to fit them. What stays unresolved is still correct, and printed as C++.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
-
 
 MEMO = 1 << 14  # results of a function of indices that are kept: kernels of a model are alike
 
@@ -299,7 +299,7 @@ def _coarse(e: Index, c: int) -> tuple[int, Index, Index] | None:
     steps = sorted({math.gcd(abs(k), c) for _, k in e.terms} - {1}, reverse=True)
     for step in steps:
         fine = _sum([(a, k) for a, k in e.terms if k % step], e.constant % step)
-        if 0 <= fine.lo and fine.hi < step:
+        if fine.lo >= 0 and fine.hi < step:
             coarse = _sum([(a, k // step) for a, k in e.terms if k % step == 0], e.constant // step)
             return step, coarse, fine
     return None
@@ -307,7 +307,7 @@ def _coarse(e: Index, c: int) -> tuple[int, Index, Index] | None:
 
 def reflect(e: Index, n: int) -> Index:
     """Mirror at 0 and n - 1 without repeating the edge; -n < e < 2n - 1."""
-    if 0 <= e.lo and e.hi < n:
+    if e.lo >= 0 and e.hi < n:
         return e
     if e.hi <= 0:
         return e * -1
@@ -374,8 +374,8 @@ def unflatten(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
 def reshape_index(
     index: tuple[Index, ...], shape: tuple[int, ...], to: tuple[int, ...]
 ) -> tuple[Index, ...]:
-    """The index, in a tensor of shape `to`, of the element at `index` in one of shape `shape`. Axes are
-    matched group by group, so that untouched axes never meet a division."""
+    """The index, in a tensor of shape `to`, of the element at `index` in one of shape `shape`. Axes
+    are matched group by group, so that untouched axes never meet a division."""
     result = [const(0)] * len(to)
     if 0 in shape:
         return tuple(result)

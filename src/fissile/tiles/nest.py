@@ -1,10 +1,10 @@
 """Loop nests that fit their index maps.
 
-`nest(loops, make)` returns a tree of loops around the statements that `make` builds. Where an expression
-cannot decide on which side of a bound an index lies, the loop of that index is split there, or a branch is
-put at the depth where the index is known; where it meets a division by c of a loop variable, the loop is
-split into two. Neighbouring loops that every access walks as one are merged. The innermost loop runs over lanes
-where all statements allow it.
+`nest(loops, make)` returns a tree of loops around the statements that `make` builds. Where an
+expression cannot decide on which side of a bound an index lies, the loop of that index is split
+there, or a branch is put at the depth where the index is known; where it meets a division by c of a
+loop variable, the loop is split into two. Neighbouring loops that every access walks as one are
+merged. The innermost loop runs over lanes where all statements allow it.
 
 Invariant: every point of the loops executes exactly once.
 """
@@ -35,8 +35,8 @@ class Store:
 
 @dataclass(frozen=True)
 class Accumulate:
-    """register = op(register, value); op: sum, max, min or prod. The register is one scalar: a vector loop
-    accumulates lane by lane and folds its lanes into it at the end."""
+    """register = op(register, value); op: sum, max, min or prod. The register is one scalar: a
+    vector loop accumulates lane by lane and folds its lanes into it at the end."""
 
     register: str
     op: str
@@ -64,8 +64,8 @@ class For:
 
 @dataclass(frozen=True)
 class Lanes:
-    """A loop in steps of the vector length; the last step may be partial. With `opens` the registers
-    that it accumulates into begin here."""
+    """A loop in steps of the vector length; the last step may be partial. With `opens` the
+    registers that it accumulates into begin here."""
 
     var: Var
     body: tuple[Tree, ...]
@@ -114,13 +114,19 @@ def nest(
     outer: Var | None = None,
     settled: Settled | None = None,
 ) -> tuple[Tree, ...]:
-    """Loops from outermost to innermost. With `lanes` the innermost may become a vector loop; `outer` is
-    the vector loop that the whole nest stands in. `settled` may change, or refuse, the statements of a piece
-    once its loops are split as far as they will be."""
+    """Loops from outermost to innermost. With `lanes` the innermost may become a vector loop;
+    `outer` is the vector loop that the whole nest stands in. `settled` may change, or refuse, the
+    statements of a piece once its loops are split as far as they will be."""
     if any(v.extent <= 0 for v in loops):
         return ()
     env = {v.name: var(v) for v in loops}
-    if _PROBING.get() and outer is None and settled is None and not decided and _is_legal(make, env):
+    if (
+        _PROBING.get()
+        and outer is None
+        and settled is None
+        and not decided
+        and _is_legal(make, env)
+    ):
         return ()
     return _Nest(make, lanes, outer, settled).split(list(loops), env, dict(decided or {}))
 
@@ -182,7 +188,9 @@ class _Nest:
             return self.split([*loops[:at], *parts, *loops[at + 1 :]], env, _over(decided, v, new))
         return self._close(loops, statements)
 
-    def _settle(self, q: Undecided, loops: list[Var], env: Env, decided: Decided) -> tuple[Tree, ...]:
+    def _settle(
+        self, q: Undecided, loops: list[Var], env: Env, decided: Decided
+    ) -> tuple[Tree, ...]:
         inside = [v for v in loops if v in q.index.vars]
         if inside and q.index.is_affine and len(q.index.vars) == 1 and self.pieces < SPLITS:
             return self._cut(q, inside[0], loops, env, decided)
@@ -199,7 +207,9 @@ class _Nest:
             tree = (For(v, tree),)
         return tree
 
-    def _cut(self, q: Undecided, v: Var, loops: list[Var], env: Env, decided: Decided) -> tuple[Tree, ...]:
+    def _cut(
+        self, q: Undecided, v: Var, loops: list[Var], env: Env, decided: Decided
+    ) -> tuple[Tree, ...]:
         """The first value of v, in its order, at which the answer changes."""
         self.pieces += 1
         k = q.index.coefficient(v)
@@ -210,7 +220,9 @@ class _Nest:
             piece = Var(v.name, lo, hi)
             at, new = loops.index(v), var(piece)
             moved = {name: _with(e, v, new) for name, e in env.items()}
-            trees += self.split([*loops[:at], piece, *loops[at + 1 :]], moved, _over(decided, v, new))
+            trees += self.split(
+                [*loops[:at], piece, *loops[at + 1 :]], moved, _over(decided, v, new)
+            )
         return tuple(trees)
 
     def _refine(self, loops: list[Var], statements: Sequence[Statement]) -> tuple[Var, int] | None:
@@ -220,7 +232,12 @@ class _Nest:
                 continue
             ((atom, k),), factor = fn.args[0].terms, int(fn.params[0])
             fits = isinstance(atom, Var) and atom in loops and k == 1 and fn.args[0].constant == 0
-            if fits and atom.lo % factor == 0 and atom.extent % factor == 0 and 1 < factor < atom.extent:
+            if (
+                fits
+                and atom.lo % factor == 0
+                and atom.extent % factor == 0
+                and 1 < factor < atom.extent
+            ):
                 return atom, factor  # pyright: ignore[reportReturnType]
         return None
 
@@ -292,7 +309,9 @@ def rewrite(statements: Sequence[Statement], change: Callable[[Index], Index]) -
     ]
 
 
-def exchange(statements: Sequence[Statement], other: Callable[[Expr], Expr | None]) -> list[Statement]:
+def exchange(
+    statements: Sequence[Statement], other: Callable[[Expr], Expr | None]
+) -> list[Statement]:
     """The same statements with some parts exchanged for others; shared parts stay shared."""
     return _mapped(statements, lambda e, visit: other(e) or _changed(e, lambda i: i, visit))
 
@@ -351,13 +370,21 @@ def _merge(loops: list[Var], statements: list[Statement]) -> tuple[list[Var], li
 
 def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...] | None:
     """A copy whose contiguous axis differs on its two sides, as a call of the blocked transpose."""
-    if len(statements) != 1 or not isinstance(s := statements[0], Store) or not isinstance(s.value, Load):
+    if (
+        len(statements) != 1
+        or not isinstance(s := statements[0], Store)
+        or not isinstance(s.value, Load)
+    ):
         return None
     into, out_of = s.address, s.value.address
     if not (into.is_affine and out_of.is_affine):
         return None
-    rows = [v for v in loops if into.coefficient(v) == 1 and out_of.coefficient(v) > 1 and v.extent >= 4]
-    columns = [v for v in loops if out_of.coefficient(v) == 1 and into.coefficient(v) > 1 and v.extent >= 4]
+    rows = [
+        v for v in loops if into.coefficient(v) == 1 and out_of.coefficient(v) > 1 and v.extent >= 4
+    ]
+    columns = [
+        v for v in loops if out_of.coefficient(v) == 1 and into.coefficient(v) > 1 and v.extent >= 4
+    ]
     if len(rows) != 1 or len(columns) != 1:
         return None
     r, c = rows[0], columns[0]

@@ -43,7 +43,8 @@ def lower(candidate: Candidate) -> Kernel | No:
 
 
 def alias_offset(candidate: Candidate) -> int | No:
-    """Bytes from the needed token's memory to the given one's, where both are the same elements in order."""
+    """Bytes from the needed token's memory to the given one's, where both are the same elements in
+    order."""
     (need,), (give,) = candidate.needs, candidate.gives
     try:
         _, tree = _trees(candidate, Writer(candidate), whole=True)

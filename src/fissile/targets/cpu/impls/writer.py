@@ -1,4 +1,5 @@
-"""From a candidate to the text of its kernel: names of pointers, leaves, the function around the tiles."""
+"""From a candidate to the text of its kernel: names of pointers, leaves, the function around the
+tiles."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from fissile.tiles.expr import Leaf, memory
 
 @dataclass
 class Writer:
-    """Collects what one kernel needs. Pointers: x0.. are needed tokens, w0.. constants, y0.. given tokens."""
+    """Collects what one kernel needs. Pointers: x0.. are needed tokens, w0.. constants, y0.. given
+    tokens."""
 
     candidate: Candidate
     printer: Printer = field(default_factory=Printer)
