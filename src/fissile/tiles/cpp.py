@@ -16,7 +16,8 @@ from fissile.ir.prims import PRIMS
 from fissile.ir.types import BOOL, F32, F64, DType
 from fissile.tiles.expr import Choose, Expr, Literal, Load, Op, Register
 from fissile.tiles.index import Var, text
-from fissile.tiles.nest import (
+from fissile.tiles.nest import expressions, varying
+from fissile.tiles.tree import (
     Accumulate,
     Define,
     Do,
@@ -28,8 +29,6 @@ from fissile.tiles.nest import (
     Statement,
     Store,
     Tree,
-    expressions,
-    varying,
 )
 
 IDENTITY = {"sum": "0", "prod": "1", "max": "lowest<{}>()", "min": "highest<{}>()"}
@@ -141,16 +140,17 @@ class Printer:
         yield from self._temporaries([s.value for s in statements], lane, names)
         for s in statements:
             value = self.expr(s.value, lane, names)
+            spread = value if lane is None or varying(s.value, lane) else f"splat({value})"
             if isinstance(s, Define):
                 yield f"const {compute_type(s.value.dtype)} {s.name} = {value};"
             elif isinstance(s, Store):
                 target = f"{s.pointer} + {text(s.address)}"
                 if lane is not None:
-                    yield f"store(l, {target}, {value if varying(s.value, lane) else f'splat({value})'});"
+                    yield f"store(l, {target}, {spread});"
                 else:
                     yield f"put({target}, {value});"
             elif lane is not None:
-                kept = f"keep(l, {value if varying(s.value, lane) else f'splat({value})'}, {identity(s.op)})"
+                kept = f"keep(l, {spread}, {identity(s.op)})"
                 yield f"{s.register}v[k] = {_FOLD[s.op].format(f'{s.register}v[k]', kept)};"
             else:
                 yield f"{s.register} = {_FOLD[s.op].format(s.register, value)};"

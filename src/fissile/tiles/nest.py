@@ -14,92 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fissile.ir.types import BOOL, F32
 from fissile.tiles.expr import OPEN, Choose, Expr, Illegal, Load, Op, Register, Undecided
 from fissile.tiles.index import Fn, Index, Var, const, replaced, substitute, text, var
+from fissile.tiles.tree import Do, For, If, Lanes, Raw, Statement, Store, Tree
 
 Env = Mapping[str, Index]  # the index of each original loop, by name
 Decided = Mapping[tuple[Index, int], bool | None]
-
-SPLITS = 24  # more pieces of a nest than this are branches instead
-
-
-@dataclass(frozen=True)
-class Store:
-    pointer: str
-    address: Index
-    value: Expr
-
-
-@dataclass(frozen=True)
-class Accumulate:
-    """register = op(register, value); op: sum, max, min or prod. The register is one scalar: a
-    vector loop accumulates lane by lane and folds its lanes into it at the end."""
-
-    register: str
-    op: str
-    value: Expr
-
-
-@dataclass(frozen=True)
-class Define:
-    """A constant of the enclosing scope."""
-
-    name: str
-    value: Expr
-
-
-Statement = Store | Accumulate | Define
 Make = Callable[[Env, Decided], Sequence[Statement]]
 Settled = Callable[[Sequence[Var], list[Statement]], list[Statement]]
 
-
-@dataclass(frozen=True)
-class For:
-    var: Var
-    body: tuple[Tree, ...]
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """A loop in steps of the vector length; the last step may be partial. With `opens` the
-    registers that it accumulates into begin here."""
-
-    var: Var
-    body: tuple[Tree, ...]
-    opens: bool = False
-
-
-@dataclass(frozen=True)
-class If:
-    index: Index
-    bound: int
-    less: tuple[Tree, ...]
-    other: tuple[Tree, ...]
-
-
-@dataclass(frozen=True)
-class Do:
-    statements: tuple[Statement, ...]
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Braces: what is declared in the body ends with it."""
-
-    body: tuple[Tree, ...]
-
-
-@dataclass(frozen=True)
-class Raw:
-    """Lines of C++ as they are."""
-
-    lines: tuple[str, ...]
-
-
-Tree = For | Lanes | If | Do | Scope | Raw
+SPLITS = 24  # more pieces of a nest than this are branches instead
 
 
 def loop(name: str, extent: int) -> Var:
@@ -231,14 +158,10 @@ class _Nest:
             if fn.name not in ("div", "mod") or len(fn.args[0].terms) != 1:
                 continue
             ((atom, k),), factor = fn.args[0].terms, int(fn.params[0])
-            fits = isinstance(atom, Var) and atom in loops and k == 1 and fn.args[0].constant == 0
-            if (
-                fits
-                and atom.lo % factor == 0
-                and atom.extent % factor == 0
-                and 1 < factor < atom.extent
-            ):
-                return atom, factor  # pyright: ignore[reportReturnType]
+            if not isinstance(atom, Var) or atom not in loops or k != 1 or fn.args[0].constant != 0:
+                continue
+            if atom.lo % factor == 0 and atom.extent % factor == 0 and 1 < factor < atom.extent:
+                return atom, factor
         return None
 
     def _close(self, loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...]:
@@ -358,14 +281,16 @@ def _merge(loops: list[Var], statements: list[Statement]) -> tuple[list[Var], li
             e.depends_nonlinearly(o) or e.depends_nonlinearly(i) for e in every
         ):
             both = Var(i.name, 0, o.extent * i.extent - 1)
-            statements = rewrite(
-                statements, lambda e, o=o, i=i, both=both: substitute(
-                    e, lambda u: const(0) if u == o else var(both) if u == i else None))  # fmt: skip
+            statements = rewrite(statements, _exchange({o: const(0), i: var(both)}))
             loops[at : at + 2] = [both]
             at = min(at, len(loops) - 2) if at < len(loops) - 1 else at - 1
             continue
         at -= 1
     return loops, statements
+
+
+def _exchange(new: Mapping[Var, Index]) -> Callable[[Index], Index]:
+    return lambda e: substitute(e, new.get)
 
 
 def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...] | None:
@@ -388,10 +313,10 @@ def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ..
     if len(rows) != 1 or len(columns) != 1:
         return None
     r, c = rows[0], columns[0]
-    rest = lambda i: text(substitute(i, lambda u: const(0) if u in (r, c) else None))
+    rest = _exchange({r: const(0), c: const(0)})
     call = (
-        f"transpose({s.pointer} + {rest(into)}, {into.coefficient(c)}, "
-        f"{s.value.pointer} + {rest(out_of)}, {out_of.coefficient(r)}, {r.extent}, {c.extent});"
+        f"transpose({s.pointer} + {text(rest(into))}, {into.coefficient(c)}, "
+        f"{s.value.pointer} + {text(rest(out_of))}, {out_of.coefficient(r)}, {r.extent}, {c.extent});"
     )
     tree: tuple[Tree, ...] = (Raw((call,)),)
     for v in reversed([v for v in loops if v not in (r, c)]):

@@ -19,7 +19,8 @@ from fissile.kernels.candidate import Candidate
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward, operations
 from fissile.tiles.index import Index, Var, dot, var
-from fissile.tiles.nest import Decided, Do, Env, If, Store, Tree, fits_lanes, nest
+from fissile.tiles.nest import Decided, Env, fits_lanes, nest
+from fissile.tiles.tree import Do, If, Store, Tree
 
 CHANNELS, COLUMNS = "channels", "columns"  # what the lanes of a vector run over
 

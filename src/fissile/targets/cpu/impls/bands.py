@@ -19,7 +19,8 @@ from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.tiles.expr import Builder
 from fissile.tiles.index import Index, Var, var
-from fissile.tiles.nest import Decided, Env, For, If, Store, Tree, loop, nest
+from fissile.tiles.nest import Decided, Env, loop, nest
+from fissile.tiles.tree import For, If, Store, Tree
 
 LINE, SETS, WAYS = 16, 64, 8  # floats in a cache line; sets and ways of a first cache
 

@@ -38,7 +38,8 @@ from fissile.tiles.expr import (
     operations,
 )
 from fissile.tiles.index import Index, Var, const, flatten, text, var
-from fissile.tiles.nest import Decided, Env, Store, Tree, loop, nest, vectorises
+from fissile.tiles.nest import Decided, Env, loop, nest, vectorises
+from fissile.tiles.tree import Store, Tree
 
 UNROLLED = 10  # vector operations of an epilogue that is printed once for each accumulator
 

@@ -40,7 +40,8 @@ from fissile.tiles.expr import (
     forward,
 )
 from fissile.tiles.index import Index, Var, const, floordiv, text, unflatten, var
-from fissile.tiles.nest import Accumulate, Define, Do, For, Raw, Store, Tree, loop
+from fissile.tiles.nest import loop
+from fissile.tiles.tree import Accumulate, Define, Do, For, Raw, Store, Tree
 
 TILES = 64  # enough for any number of threads
 ANCHORS = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)

@@ -14,19 +14,8 @@ from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.writer import Writer, block_of, memory_order, strides_of
 from fissile.tiles.expr import Builder, Illegal, Load
 from fissile.tiles.index import Index, Var, const, dot, var
-from fissile.tiles.nest import (
-    Decided,
-    Do,
-    Env,
-    For,
-    Lanes,
-    Make,
-    Store,
-    Tree,
-    divisions,
-    loop,
-    nest,
-)
+from fissile.tiles.nest import Decided, Env, Make, divisions, loop, nest
+from fissile.tiles.tree import Do, For, Lanes, Store, Tree
 
 TILE_ELEMENTS = 4096
 Parts = list[tuple[tuple[str | Var, int], ...]]
@@ -45,7 +34,7 @@ def lower(candidate: Candidate) -> Kernel | No:
 def alias_offset(candidate: Candidate) -> int | No:
     """Bytes from the needed token's memory to the given one's, where both are the same elements in
     order."""
-    (need,), (give,) = candidate.needs, candidate.gives
+    (need,), (_,) = candidate.needs, candidate.gives
     try:
         _, tree = _trees(candidate, Writer(candidate), whole=True)
     except Illegal as reason:

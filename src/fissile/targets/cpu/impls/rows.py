@@ -40,21 +40,8 @@ from fissile.tiles.expr import (
     operations,
 )
 from fissile.tiles.index import Index, Var, const, substitute, var
-from fissile.tiles.nest import (
-    Accumulate,
-    Decided,
-    Define,
-    Do,
-    Env,
-    For,
-    Statement,
-    Store,
-    Tree,
-    addresses,
-    exchange,
-    expressions,
-    nest,
-)
+from fissile.tiles.nest import Decided, Env, addresses, exchange, expressions, nest
+from fissile.tiles.tree import Accumulate, Define, Do, For, Statement, Store, Tree
 
 SERIES = 512  # elements across the lanes that are added up at a time
 DEAR = 8.0  # operations and loads from which on a value is kept for later stages

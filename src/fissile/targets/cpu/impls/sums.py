@@ -11,7 +11,8 @@ import numpy as np
 from fissile.ir.types import BOOL, DType
 from fissile.tiles.cpp import compute_type, literal
 from fissile.tiles.index import Var, const, substitute, var
-from fissile.tiles.nest import Accumulate, Do, For, If, Lanes, Raw, Scope, Tree, rewrite
+from fissile.tiles.nest import rewrite
+from fissile.tiles.tree import Accumulate, Do, For, If, Lanes, Raw, Scope, Tree
 
 FOLD = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}  # operation -> primitive
 BLOCK = 4096  # elements of a vector loop that are folded at a time

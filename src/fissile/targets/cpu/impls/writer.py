@@ -67,7 +67,8 @@ class Writer:
     def finish(self, lines: Iterable[str], tiles: int) -> Kernel:
         params = tuple(self._params())
         shown = [f"{p.ctype} __restrict {p.name}" for p in params]
-        head = f"static void {self.name}({', '.join([*shown, 'char* scratch', 'int64_t begin', 'int64_t end'])}) {{"
+        shown += ["char* scratch", "int64_t begin", "int64_t end"]
+        head = f"static void {self.name}({', '.join(shown)}) {{"
         source = "\n".join([head, *lines, "}", ""])
         return Kernel(self.name, source, params, tiles, self.scratch_bytes)
 
