@@ -78,7 +78,8 @@ def where() -> str:
         name = rows[0].split(":")[1].strip() if rows else name
     packages = ("fissile", "onnx", "onnxruntime", "numpy", "highspy")
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in packages)
-    return f"{name}, {os.cpu_count()} processors, {platform.system()}, Python {platform.python_version()}, {versions}"
+    system = f"{platform.system()}, Python {platform.python_version()}"
+    return f"{name}, {os.cpu_count()} processors, {system}, {versions}"
 
 
 def feeds(inputs: Sequence, seed: int = 0) -> list[np.ndarray]:

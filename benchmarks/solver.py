@@ -99,10 +99,9 @@ def table(work: Path, limit: float, ablate: float) -> str:
         "|---" * (4 + len(labels)) + "|",
     ]
     for r in rows:
+        gap = f"{100 * r['solve'][1]:.4f}"
         cells = " | ".join(shown(r.get(label)) for label in labels)
-        lines.append(
-            f"| {r['name']} | {r['primitives']} | {r['columns']} | {100 * r['solve'][1]:.4f} | {cells} |"
-        )
+        lines.append(f"| {r['name']} | {r['primitives']} | {r['columns']} | {gap} | {cells} |")
     return HEAD.format(limit=limit, ablate=ablate) + "\n".join(lines) + "\n"
 
 

@@ -1,8 +1,9 @@
 """Compile, verify and time every network at one thread; write `docs/status.md`.
 
-    python benchmarks/status.py [NAME ...] [--tune SECONDS] [--work FOLDER]     a part may be run again alone
+    python benchmarks/status.py [NAME ...] [--tune SECONDS] [--work FOLDER]
 
-Each network leaves FOLDER/NAME.json; the table is made of all that are there.
+Each network leaves FOLDER/NAME.json; the table is made of all that are there, so that a part may be
+run again alone.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ one. Written by `python benchmarks/status.py`.
 """
 COLUMNS = (
     "network | primitives | regions | candidates | solver s | gap % | kernels | adapters | "
-    "error | ONNX Runtime's error | ms | ONNX Runtime ms | ratio | quartiles | sum of costs ms | compile s"
+    "error | ONNX Runtime's error | ms | ONNX Runtime ms | ratio | quartiles | "
+    "sum of costs ms | compile s"
 )
 
 
@@ -55,9 +57,11 @@ def run(name: str, tune: float, work: Path) -> None:
     apart = max(relative_error(np.asarray(a), np.asarray(b)) for a, b in pairs)
     compared = interleave(both, 6.0)
     row = {
-        **facts, "name": name, "tune": tune, "where": where(), "error": report.error, "apart": apart,
-        "yardstick": report.yardstick, "ms": compared.ms["ours"], "peer_ms": compared.ms["theirs"],
-        "ratio": compared.ratio["theirs"], "low": compared.low["theirs"], "high": compared.high["theirs"],
+        **facts, "name": name, "tune": tune, "where": where(),
+        "error": report.error, "apart": apart, "yardstick": report.yardstick,
+        "ms": compared.ms["ours"], "peer_ms": compared.ms["theirs"],
+        "ratio": compared.ratio["theirs"],
+        "low": compared.low["theirs"], "high": compared.high["theirs"],
     }  # fmt: skip
     (work / f"{name}.json").write_text(json.dumps(row, indent=1))
 
@@ -70,13 +74,14 @@ def table(work: Path) -> str:
     ]
     lines = [f"| {COLUMNS} |", "|" + "---|" * len(COLUMNS.split("|"))]
     for r in rows:
-        seconds = sum(r["seconds"].values())
-        lines.append(
-            f"| {r['name']} | {r['primitives']} | {r['regions']} | {r['candidates']} | {r['solver_seconds']:.1f} | "
-            f"{100 * r['gap']:.4f} | {r['kernels']} | {r['adapters']} | {r['error']:.1e} | {r['yardstick']:.1e} | "
-            f"{r['ms']:.2f} | {r['peer_ms']:.2f} | {r['ratio']:.2f} | {r['low']:.2f} to {r['high']:.2f} | "
-            f"{r['us'] / 1e3:.2f} | {seconds:.0f} |"
-        )
+        cells = [
+            r["name"], r["primitives"], r["regions"], r["candidates"],
+            f"{r['solver_seconds']:.1f}", f"{100 * r['gap']:.4f}", r["kernels"], r["adapters"],
+            f"{r['error']:.1e}", f"{r['yardstick']:.1e}", f"{r['ms']:.2f}", f"{r['peer_ms']:.2f}",
+            f"{r['ratio']:.2f}", f"{r['low']:.2f} to {r['high']:.2f}",
+            f"{r['us'] / 1e3:.2f}", f"{sum(r['seconds'].values()):.0f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     ratios = [r["ratio"] for r in rows]
     mean = float(np.exp(np.mean(np.log(ratios)))) if rows else 0.0
     head = (

@@ -32,10 +32,12 @@ def main() -> None:
     print(f"regions        {facts['regions']}")
     print(f"candidates     {facts['candidates']}, {facts['measured']} kernels measured")
     print(
-        f"chosen         {facts['kernels']} kernels ({facts['adapters']} adapters), {facts['aliases']} aliases"
+        f"chosen         {facts['kernels']} kernels ({facts['adapters']} adapters), "
+        f"{facts['aliases']} aliases"
     )
     print(
-        f"solver         {facts['columns']} columns, {facts['solver_seconds']:.2f} s, gap {facts['gap']:.4%}"
+        f"solver         {facts['columns']} columns, {facts['solver_seconds']:.2f} s, "
+        f"gap {facts['gap']:.4%}"
     )
     kinds = Counter(c.impl for c in exe.selection.chosen)
     print("by kind        " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common()))
@@ -54,7 +56,8 @@ def main() -> None:
     print("latency        1 thread, interleaved")
     for name, t in interleaved(engines, 5.0).items():
         print(
-            f"  {name:13s} {t.median_us / 1e3:8.2f} ms median, {t.least_us / 1e3:.2f} least, quartiles {t.spread:.0%}"
+            f"  {name:13s} {t.median_us / 1e3:8.2f} ms median, {t.least_us / 1e3:.2f} least, "
+            f"quartiles {t.spread:.0%}"
         )
     print(f"program        sum of the chosen kernels' costs {facts['us'] / 1e3:.2f} ms")
 

@@ -1,5 +1,4 @@
-"""The command line.                                                              (design, section
-15)
+"""The command line.                                                          (design, section 15)
 
 Exit status: 0; 1 with one clear message for a fault of model, target or tool chain; 2 for wrong
 usage. `--json` prints one object on stdout; everything else goes to stderr then.

@@ -147,8 +147,10 @@ def choose(
     machine = stages.observe("calibrate", calibrate(toolchain, threads))
     bench = CpuBench(toolchain, threads, version=VERSION)
     known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
-    selection = tune_(graph, candidates, cpu, Model(machine), bench if seconds else None, known, seconds,
-                      stages.progress)  # fmt: skip
+    measuring = bench if seconds else None
+    selection = tune_(
+        graph, candidates, cpu, Model(machine), measuring, known, seconds, stages.progress
+    )
     return cpu, stages.observe("tune", selection)
 
 
@@ -181,8 +183,9 @@ def _nothing_for(graph: Graph, node: Node) -> str:
     origin = ", ".join(shown(n) for n in graph.provenance.get(node, ())[:3]) or "a folded constant"
     types = ", ".join(str(v.type) for v in node.inputs)
     return (
-        f"no C++ implementation of {node.prim}({types}) -> {node.types[0]} for target cpu, which comes from "
-        f"node {origin}: `fissile fission` writes the model with ONNX operators that other runtimes execute"
+        f"no C++ implementation of {node.prim}({types}) -> {node.types[0]} for target cpu, "
+        f"which comes from node {origin}: `fissile fission` writes the model with ONNX operators "
+        "that other runtimes execute"
     )
 
 
@@ -208,7 +211,8 @@ def summary(graph: Graph, selection: Selection, stages: Stages) -> dict[str, Any
     """Figures of a compilation, for the manifest and `--json`."""
     return {
         "primitives": len(graph.primitives), "regions": stages.counts["identify"],
-        "candidates": stages.counts["implement"], "kernels": sum(not c.is_alias for c in selection.chosen),
+        "candidates": stages.counts["implement"],
+        "kernels": sum(not c.is_alias for c in selection.chosen),
         "adapters": sum(c.is_adapter for c in selection.chosen),
         "aliases": sum(c.is_alias for c in selection.chosen),
         "us": selection.us, "gap": selection.gap, "status": selection.status,

@@ -1,5 +1,4 @@
-"""Is a compiled model right?                                                    (design, section
-13)
+"""Is a compiled model right?                                                (design, section 13)
 
 The reference is the primitive graph in float64. The yardstick is the error of an ordinary f32 run
 against it: ONNX Runtime where it is installed, else our own evaluator. A model passes when its
@@ -40,7 +39,10 @@ class Report:
     judge: str
 
     def __str__(self) -> str:
-        return f"error {self.error:.1e} of scale, {self.judge} {self.yardstick:.1e}, allowed {self.allowed:.1e}"
+        return (
+            f"error {self.error:.1e} of scale, {self.judge} {self.yardstick:.1e}, "
+            f"allowed {self.allowed:.1e}"
+        )
 
 
 def samples(graph: Graph, seed: int = 0) -> list[list[np.ndarray]]:
@@ -101,8 +103,10 @@ def check(graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "de
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     """Largest difference over the largest finite reference value. NaN equals NaN, infinities must
-    match."""
-    a, b = np.asarray(got).astype(np.float64), np.asarray(want).astype(np.float64)
+    match; what the element type of `got` cannot hold, or only just, counts as infinite."""
+    got = np.asarray(got)
+    limit = float(np.finfo(got.dtype).max) / 4 if got.dtype.kind == "f" else np.inf
+    a, b = (_saturated(np.asarray(x).astype(np.float64), limit) for x in (got, want))
     if a.shape != b.shape:
         return float("inf")
     finite = np.isfinite(b)
@@ -117,7 +121,11 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     return worst / scale if scale > 0 else worst
 
 
-def onnxruntime_run(model: bytes, graph: Graph) -> Run | None:
+def _saturated(x: np.ndarray, limit: float) -> np.ndarray:
+    return np.where(np.abs(x) > limit, np.copysign(np.inf, x), x)
+
+
+def onnxruntime_run(model: bytes | str, graph: Graph) -> Run | None:
     """An ordinary run of the model by ONNX Runtime, one thread; None where it is not installed or
     refuses."""
     if importlib.util.find_spec("onnxruntime") is None:

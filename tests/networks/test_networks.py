@@ -6,21 +6,17 @@ not.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from networks import NAMES, network
 
 import fissile
 from fissile.onnx.load import load
 from fissile.onnx.save import save
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-from networks import NAMES, network
 
 CASES = [n for n in NAMES if n.startswith("case_")]
 SMALL = ["mobilenetv2_100"]

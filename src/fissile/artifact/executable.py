@@ -28,7 +28,7 @@ _ALIGNMENT = 64
 
 class Executable:
     """Made by `compile` and `load`. `selection` is what the solver chose, or its summary once
-    loaded."""
+    loaded; `stages` is what `compile` saw of its stages, None once loaded."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Executable:
         """`temporary`: the folder goes away with this object. Raises ToolchainError."""
         self.folder, self.manifest = folder, manifest
         self.inputs, self.outputs = manifest.inputs, manifest.outputs
+        self.stages: Any = None
         self.selection = selection if selection is not None else manifest.facts.get("selection")
         self._lock = threading.Lock()
         if temporary:

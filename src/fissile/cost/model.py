@@ -1,9 +1,10 @@
 """What a candidate should cost, before anyone measures it.
 
-    us = launch + max(arithmetic / (peak * efficiency), bytes / bandwidth at the size of the working set)
+    us = launch + max(arithmetic / (peak * efficiency), bytes / bandwidth)
 
-`bound_us` is the same with an efficiency of 1: no kernel is faster. `Model` multiplies by the ratio
-of measured to modelled times of the same sort of kernel, which it learns as measurements come in.
+with the bandwidth at the size of the working set. `bound_us` is the same with an efficiency of 1:
+no kernel is faster. `Model` multiplies by the ratio of measured to modelled times of the same sort
+of kernel, which it learns as measurements come in.
 """
 
 from __future__ import annotations

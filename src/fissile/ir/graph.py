@@ -42,7 +42,7 @@ class Literal:
         return TensorType(self.array.shape, dtype_of(self.array))
 
 
-Attr: TypeAlias = Union[int, float, str, bool, None, Literal, "Graph", "tuple[Attr, ...]"]
+Attr: TypeAlias = Union[int, float, str, bool, Literal, "Graph", "tuple[Attr, ...]", None]
 
 
 class Value:
@@ -191,7 +191,7 @@ class Graph:
     outputs: tuple[Value, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
-    provenance: Mapping[Node, tuple[str, ...]] = field(default_factory=dict)
+    provenance: Mapping[Node, tuple[str, ...]] = field(default_factory=dict[Node, tuple[str, ...]])
     name: str = "main"
 
     @cached_property

@@ -59,7 +59,8 @@ def broadcast(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ..
 
 
 def transpose(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    (x,), perm = types, attrs["perm"]
+    (x,) = types
+    perm: tuple[int, ...] = attrs["perm"]
     if sorted(perm) != list(range(x.rank)):
         raise ValueError(f"{list(perm)} is no permutation of the axes of {x}")
     return (TensorType(tuple(x.shape[a] for a in perm), x.dtype),)
@@ -82,7 +83,8 @@ def slice(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
 
 
 def concat(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]:
-    axis, first = attrs["axis"], types[0]
+    axis: int = attrs["axis"]
+    first = types[0]
     for t in types:
         if t.dtype != first.dtype or t.rank != first.rank or not 0 <= axis < t.rank:
             raise ValueError(f"cannot concat {', '.join(map(repr, types))} along axis {axis}")

@@ -78,19 +78,31 @@ def _source(types: Sequence[TensorType], attrs: Attrs) -> tuple[TensorType, ...]
     return (attrs["value"].type,)
 
 
-row(Primitive("constant", Kind.SOURCE, _source, lambda value: (value.array,)))
-row(Primitive("input", Kind.SOURCE, lambda types, attrs: (), lambda **_: ()))
+def _data(value: Literal) -> tuple[np.ndarray]:
+    return (value.array,)
+
+
+def _nothing(**_: Any) -> tuple[np.ndarray, ...]:
+    return ()
+
+
+row(Primitive("constant", Kind.SOURCE, _source, _data))
+row(Primitive("input", Kind.SOURCE, lambda types, attrs: (), _nothing))
+
+
+def _default(data: object) -> DType | None:
+    """The element type of Python's numbers and lists; None for numpy's data, which has its own."""
+    if isinstance(data, np.ndarray | np.generic):
+        return None
+    known: dict[type, DType] = {bool: BOOL, int: I64, float: F32}
+    return known.get(type(data), F32)
 
 
 def constant(array: Any, dtype: DType | None = None) -> Value:
     """A constant value. Python floats become f32 unless a dtype is given."""
-    if not isinstance(array, np.ndarray | np.generic):
-        default = {bool: BOOL, int: I64, float: F32}.get(type(array))
-        array = np.asarray(array, dtype=(dtype or default or F32).numpy)
-    array = np.asarray(array)
-    if dtype is not None:
-        array = array.astype(dtype.numpy)
-    literal = Literal(array)
+    default = _default(array)
+    data: np.ndarray = np.asarray(array, dtype=(dtype or default).numpy if default else None)
+    literal = Literal(data if dtype is None else data.astype(dtype.numpy))
     return intern("constant", (), {"value": literal}, (literal.type,)).value
 
 
@@ -98,11 +110,17 @@ def constant(array: Any, dtype: DType | None = None) -> Value:
 
 
 def _unary(name: str, c: str, fn: Callable[..., Any], onnx: str | None, flops: float = 1) -> None:
-    row(Primitive(name, Kind.ELEMENTWISE, infer.same, lambda x: (fn(x),), c, onnx, flops))
+    def evaluate(x: np.ndarray) -> tuple[np.ndarray]:
+        return (fn(x),)
+
+    row(Primitive(name, Kind.ELEMENTWISE, infer.same, evaluate, c, onnx, flops))
 
 
 def _binary(name: str, c: str, fn: Callable[..., Any], onnx: str | None, flops: float = 1) -> None:
-    row(Primitive(name, Kind.ELEMENTWISE, infer.same, lambda x, y: (fn(x, y),), c, onnx, flops))
+    def evaluate(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray]:
+        return (fn(x, y),)
+
+    row(Primitive(name, Kind.ELEMENTWISE, infer.same, evaluate, c, onnx, flops))
 
 
 def _predicate(name: str, c: str, fn: Callable[..., Any], onnx: str | None) -> None:
@@ -116,7 +134,7 @@ _unary("floor", "floor({0})", np.floor, "Floor")
 _unary("ceil", "ceil({0})", np.ceil, "Ceil")
 _unary("round", "round_even({0})", np.round, "Round")
 _unary("sqrt", "sqrt({0})", np.sqrt, "Sqrt", 8)
-_unary("rsqrt", "rsqrt({0})", lambda x: 1 / np.sqrt(x), None, 12)
+_unary("rsqrt", "rsqrt({0})", sem.rsqrt, None, 12)
 _unary("reciprocal", "reciprocal({0})", sem.reciprocal, "Reciprocal", 5)
 _unary("exp", "exp({0})", np.exp, "Exp", 14)
 _unary("log", "log({0})", np.log, "Log", 18)
@@ -165,9 +183,9 @@ _predicate("less", "{0} < {1}", np.less, "Less")
 _predicate("less_equal", "{0} <= {1}", np.less_equal, "LessOrEqual")
 _predicate("is_nan", "is_nan({0})", np.isnan, "IsNaN")
 _predicate("is_inf", "is_inf({0})", np.isinf, "IsInf")
-row(Primitive("clip", Kind.ELEMENTWISE, infer.same, lambda x, lo, hi: (np.minimum(np.maximum(x, lo), hi),),
+row(Primitive("clip", Kind.ELEMENTWISE, infer.same, sem.clip,
               "min(max({0}, {1}), {2})", "Clip", 2))  # fmt: skip
-row(Primitive("where", Kind.ELEMENTWISE, infer.select, lambda c, x, y: (np.where(c, x, y),),
+row(Primitive("where", Kind.ELEMENTWISE, infer.select, sem.select,
               "select({0}, {1}, {2})", "Where"))  # fmt: skip
 row(Primitive("cast", Kind.ELEMENTWISE, infer.cast, sem.cast, "cast<{to}>({0})", "Cast"))
 
@@ -209,7 +227,8 @@ def cast(x: Value, to: DType) -> Value:
 # ---------------------------------------------------------------- reduce and broadcast
 
 
-for _name, _fn in dict(sum=sem.total, mean=sem.mean, max=np.max, min=np.min, prod=np.prod).items():
+_REDUCTIONS = {"sum": sem.total, "mean": sem.mean, "max": np.max, "min": np.min, "prod": np.prod}
+for _name, _fn in _REDUCTIONS.items():
     row(Primitive(f"reduce_{_name}", Kind.REDUCE, infer.reduce, sem.reducer(_fn), None,
                   f"Reduce{_name.capitalize()}"))  # fmt: skip
 row(Primitive("argmax", Kind.REDUCE, infer.reduce, sem.arg(np.argmax), None, "ArgMax"))
@@ -243,8 +262,7 @@ def argument(name: str, x: Value, axis: int, last: bool = False) -> Value:
     return make(name, [x], axes=normal_axes(x, axis), last=last)[0]
 
 
-row(Primitive("broadcast", Kind.BROADCAST, infer.broadcast,
-              lambda x, shape: (np.broadcast_to(x, shape),), None, "Expand"))  # fmt: skip
+row(Primitive("broadcast", Kind.BROADCAST, infer.broadcast, sem.broadcast, None, "Expand"))
 
 
 def broadcast(x: Value, shape: Sequence[int]) -> Value:
@@ -255,29 +273,10 @@ def broadcast(x: Value, shape: Sequence[int]) -> Value:
 # ---------------------------------------------------------------- layout
 
 
-row(Primitive("transpose", Kind.LAYOUT, infer.transpose,
-              lambda x, perm: (np.transpose(x, perm),), None, "Transpose"))  # fmt: skip
-row(
-    Primitive(
-        "reshape",
-        Kind.LAYOUT,
-        infer.reshape,
-        lambda x, shape: (np.reshape(x, shape),),
-        None,
-        "Reshape",
-    )
-)
+row(Primitive("transpose", Kind.LAYOUT, infer.transpose, sem.transpose, None, "Transpose"))
+row(Primitive("reshape", Kind.LAYOUT, infer.reshape, sem.reshape, None, "Reshape"))
 row(Primitive("slice", Kind.LAYOUT, infer.slice, sem.slice_, None, "Slice"))
-row(
-    Primitive(
-        "concat",
-        Kind.LAYOUT,
-        infer.concat,
-        lambda *xs, axis: (np.concatenate(xs, axis),),
-        None,
-        "Concat",
-    )
-)
+row(Primitive("concat", Kind.LAYOUT, infer.concat, sem.concat, None, "Concat"))
 row(Primitive("pad", Kind.LAYOUT, infer.pad, sem.pad, None, "Pad"))
 row(Primitive("gather", Kind.LAYOUT, infer.gather, sem.gather, None, "Gather"))
 

@@ -22,25 +22,33 @@ def wide(x: Array) -> Array:
     return x.astype(np.float32) if x.dtype.itemsize <= 2 and x.dtype.kind not in "iub" else x
 
 
-# -- erf: W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23
-# (1969)
-_A = (3.16112374387056560e00, 1.13864154151050156e02, 3.77485237685302021e02, 3.20937758913846947e03,
-      1.85777706184603153e-1)  # fmt: skip
+# erf: W. J. Cody, Rational Chebyshev approximations for the error function, Math. Comp. 23 (1969)
+_A = (
+    3.16112374387056560e00, 1.13864154151050156e02, 3.77485237685302021e02,
+    3.20937758913846947e03, 1.85777706184603153e-1,
+)  # fmt: skip
 _B = (
-    2.36012909523441209e01,
-    2.44024637934444173e02,
-    1.28261652607737228e03,
+    2.36012909523441209e01, 2.44024637934444173e02, 1.28261652607737228e03,
     2.84423683343917062e03,
-)
-_C = (5.64188496988670089e-1, 8.88314979438837594e00, 6.61191906371416295e01, 2.98635138197400131e02,
-      8.81952221241769090e02, 1.71204761263407058e03, 2.05107837782607147e03, 1.23033935479799725e03,
-      2.15311535474403846e-8)  # fmt: skip
-_D = (1.57449261107098347e01, 1.17693950891312499e02, 5.37181101862009858e02, 1.62138957456669019e03,
-      3.29079923573345963e03, 4.36261909014324716e03, 3.43936767414372164e03, 1.23033935480374942e03)  # fmt: skip
-_P = (3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1, 1.60837851487422766e-2,
-      6.58749161529837803e-4, 1.63153871373020978e-2)  # fmt: skip
-_Q = (2.56852019228982242e00, 1.87295284992346725e00, 5.27905102951428412e-1, 6.05183413124413191e-2,
-      2.33520497626869185e-3)  # fmt: skip
+)  # fmt: skip
+_C = (
+    5.64188496988670089e-1, 8.88314979438837594e00, 6.61191906371416295e01,
+    2.98635138197400131e02, 8.81952221241769090e02, 1.71204761263407058e03,
+    2.05107837782607147e03, 1.23033935479799725e03, 2.15311535474403846e-8,
+)  # fmt: skip
+_D = (
+    1.57449261107098347e01, 1.17693950891312499e02, 5.37181101862009858e02,
+    1.62138957456669019e03, 3.29079923573345963e03, 4.36261909014324716e03,
+    3.43936767414372164e03, 1.23033935480374942e03,
+)  # fmt: skip
+_P = (
+    3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1,
+    1.60837851487422766e-2, 6.58749161529837803e-4, 1.63153871373020978e-2,
+)  # fmt: skip
+_Q = (
+    2.56852019228982242e00, 1.87295284992346725e00, 5.27905102951428412e-1,
+    6.05183413124413191e-2, 2.33520497626869185e-3,
+)  # fmt: skip
 
 
 def _ratio(x: Array, top: Sequence[float], bottom: Sequence[float]) -> Array:
@@ -67,6 +75,10 @@ def erf(x: Array) -> Array:
 
 def reciprocal(x: Array) -> Array:
     return np.asarray(1, x.dtype) / x
+
+
+def rsqrt(x: Array) -> Array:
+    return 1 / np.sqrt(x)
 
 
 def sigmoid(x: Array) -> Array:
@@ -98,6 +110,14 @@ def power(x: Array, y: Array) -> Array:
     return np.power(x, y)
 
 
+def clip(x: Array, low: Array, high: Array) -> tuple[Array]:
+    return (np.minimum(np.maximum(x, low), high),)
+
+
+def select(condition: Array, x: Array, y: Array) -> tuple[Array]:
+    return (np.where(condition, x, y),)
+
+
 def cast(x: Array, to: str) -> tuple[Array]:
     target = BY_NAME[to]
     if target.is_integer and x.dtype.kind not in "iub":
@@ -107,6 +127,22 @@ def cast(x: Array, to: str) -> tuple[Array]:
         )
         return (x.astype(np.int64).astype(target.numpy),)
     return (x.astype(target.numpy),)
+
+
+def broadcast(x: Array, shape: tuple[int, ...]) -> tuple[Array]:
+    return (np.broadcast_to(x, shape),)
+
+
+def transpose(x: Array, perm: tuple[int, ...]) -> tuple[Array]:
+    return (np.transpose(x, perm),)
+
+
+def reshape(x: Array, shape: tuple[int, ...]) -> tuple[Array]:
+    return (np.reshape(x, shape),)
+
+
+def concat(*xs: Array, axis: int) -> tuple[Array]:
+    return (np.concatenate(xs, axis),)
 
 
 def total(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
@@ -121,7 +157,10 @@ def mean(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 
 def reducer(fn: Callable[..., Any]) -> Callable[..., tuple[Array]]:
-    return lambda x, axes: (np.asarray(fn(x, axis=axes, keepdims=True)),)
+    def evaluate(x: Array, axes: tuple[int, ...]) -> tuple[Array]:
+        return (np.asarray(fn(x, axis=axes, keepdims=True)),)
+
+    return evaluate
 
 
 def arg(fn: Callable[..., Any]) -> Callable[..., tuple[Array]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -40,8 +41,8 @@ class DType:
         return self.kind in ("int", "uint")
 
 
-def _row(name: str, scalar: object, code: int, c: str | None, kind: str) -> DType:
-    return DType(name, np.dtype(scalar), code, c, kind)  # pyright: ignore[reportArgumentType]
+def _row(name: str, scalar: Any, code: int, c: str | None, kind: str) -> DType:
+    return DType(name, np.dtype(scalar), code, c, kind)
 
 
 F32 = _row("f32", np.float32, 1, "float", "float")

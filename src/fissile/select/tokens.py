@@ -33,8 +33,10 @@ def problem(graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float
     )
     edges = tuple(
         (primitives[v.node], primitives[n], values.get(v, -1))
-        for n in graph.primitives for v in dict.fromkeys(n.inputs) if v.node in primitives and v in values
-    )  # fmt: skip
+        for n in graph.primitives
+        for v in dict.fromkeys(n.inputs)
+        if v.node in primitives and v in values
+    )
     return Problem(
         columns, outputs, free,
         value_of=tuple(values[t.value] for t in numbers),

@@ -1,5 +1,4 @@
-"""Tune: price, solve, measure what the solution asks for, and again.          (design, sections 8
-and 9)
+"""Tune: price, solve, measure what the solution asks for, and again.    (design, sections 8 and 9)
 
 As in column generation: candidates cost what was measured, or what the model says; the program
 chooses; what it chose without a measurement is measured, and with it the candidates of lowest
@@ -16,7 +15,7 @@ from typing import Protocol
 
 from fissile.cost.measure import Bench, measure
 from fissile.cost.model import Cost, Model, prices
-from fissile.cost.store import Store
+from fissile.cost.store import Store, Timing
 from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.select.solve import Selected, select
@@ -54,6 +53,10 @@ class Selection:
 Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
 
 
+def _silent(what: str, share: float, left: float) -> None:
+    pass
+
+
 def tune(
     graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
     bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None = None,
@@ -71,7 +74,7 @@ class _Tuning:
         self.graph, self.candidates, self.target = graph, list(candidates), target
         self.model, self.bench, self.store = model, bench, store
         self.deadline, self.budget_s = time.monotonic() + budget_s, budget_s
-        self.progress = progress or (lambda what, share, left: None)
+        self.progress = progress or _silent
         self.measured: dict[str, float] = {}
         self.faults: dict[str, str] = {}
         self.rounds = 0
@@ -95,7 +98,8 @@ class _Tuning:
             raise ValueError("no set of candidates gives the outputs")
         costs = prices(self.candidates, self.model, self.measured)
         return Selection(
-            tuple(self.candidates[k] for k in solved.chosen), tuple(costs[k] for k in solved.chosen),
+            tuple(self.candidates[k] for k in solved.chosen),
+            tuple(costs[k] for k in solved.chosen),
             solved.objective, solved.gap, solved.bound, solved.status, solved.seconds,
             solved.columns, solved.rows, len(self.measured), self.rounds, self.faults,
         )  # fmt: skip
@@ -142,11 +146,11 @@ class _Tuning:
         self._enter(measure(kernels, self.bench, self.store, left, show))
         return len(self.measured) > before
 
-    def _enter(self, timings: Mapping[str, object]) -> None:
+    def _enter(self, timings: Mapping[str, Timing]) -> None:
         """Take in measurements; what does not compile or crashes is no candidate any more."""
-        failed = {key for key, t in timings.items() if t.us is None}  # pyright: ignore
-        self.faults.update({key: timings[key].fault for key in failed})  # pyright: ignore
+        failed = {key for key, t in timings.items() if t.us is None}
+        self.faults.update({key: timings[key].fault for key in failed})
         self.candidates = [c for c in self.candidates if c.key not in failed or c.is_alias]
-        self.measured.update({k: t.us for k, t in timings.items() if t.us is not None})  # pyright: ignore
+        self.measured.update({k: t.us for k, t in timings.items() if t.us is not None})
         distinct = {c.key: c for c in self.candidates if c.key in self.measured}
         self.model.learn((c, self.measured[k]) for k, c in distinct.items())

@@ -281,7 +281,7 @@ def _merge(loops: list[Var], statements: list[Statement]) -> tuple[list[Var], li
             e.depends_nonlinearly(o) or e.depends_nonlinearly(i) for e in every
         ):
             both = Var(i.name, 0, o.extent * i.extent - 1)
-            statements = rewrite(statements, _exchange({o: const(0), i: var(both)}))
+            statements = rewrite(statements, _substitution({o: const(0), i: var(both)}))
             loops[at : at + 2] = [both]
             at = min(at, len(loops) - 2) if at < len(loops) - 1 else at - 1
             continue
@@ -289,7 +289,7 @@ def _merge(loops: list[Var], statements: list[Statement]) -> tuple[list[Var], li
     return loops, statements
 
 
-def _exchange(new: Mapping[Var, Index]) -> Callable[[Index], Index]:
+def _substitution(new: Mapping[Var, Index]) -> Callable[[Index], Index]:
     return lambda e: substitute(e, new.get)
 
 
@@ -313,10 +313,11 @@ def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ..
     if len(rows) != 1 or len(columns) != 1:
         return None
     r, c = rows[0], columns[0]
-    rest = _exchange({r: const(0), c: const(0)})
+    rest = _substitution({r: const(0), c: const(0)})
     call = (
         f"transpose({s.pointer} + {text(rest(into))}, {into.coefficient(c)}, "
-        f"{s.value.pointer} + {text(rest(out_of))}, {out_of.coefficient(r)}, {r.extent}, {c.extent});"
+        f"{s.value.pointer} + {text(rest(out_of))}, {out_of.coefficient(r)}, "
+        f"{r.extent}, {c.extent});"
     )
     tree: tuple[Tree, ...] = (Raw((call,)),)
     for v in reversed([v for v in loops if v not in (r, c)]):
