@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from fissile.errors import ModelError
 from fissile.ir.graph import Graph, Literal, intern, placeholder
-from fissile.ir.prims import add, concat, constant, conv, make, neg, pad, reduce_sum
+from fissile.ir.prims import add, cast, concat, constant, conv, make, neg, pad, reduce_sum
 from fissile.ir.text import constants, parse, text
 from fissile.ir.types import F32, I64, of
 from fissile.ir.verify import verify
@@ -269,3 +269,13 @@ def test_a_literal_is_what_it_was():
     x, w = placeholder(of((1, 2, 5, 5))), constant(np.ones((3, 2, 3, 3), np.float32))
     y = conv(x, w, (1, 1), (1, 1))
     round_trip(graph_of([x], [concat([y, y], 1), make("argmax", [y], axes=(1,), last=True)[0]]))
+
+
+def test_nodes_of_several_outputs_have_names_of_their_own() -> None:
+    x = placeholder(of([2, 5]))
+    values, indices = make("topk", [x], axis=1, k=3, largest=True)
+    z = add(neg(values), cast(indices, F32))
+    printed = round_trip(Graph((x,), (z,), ("x",), ("z",)))
+    names = [line.split("=")[0].strip() for line in printed.splitlines() if " = " in line]
+    every = [n.strip() for name in names for n in name.split(",")]
+    assert len(set(every)) == len(every) == 6  # x, two of topk, neg, cast, add

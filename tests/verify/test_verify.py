@@ -63,3 +63,16 @@ def test_integer_samples_stay_inside_what_they_index() -> None:
     g = Graph((table, ids), (p.gather(table, ids),), ("t", "i"), ("y",))
     for _, indices in samples(g):
         assert indices.min() >= 0 and indices.max() < 5
+
+
+def test_integers_that_are_changed_before_they_index() -> None:
+    table, ids = placeholder(of([5, 3])), placeholder(of([7], I64))
+    index = p.maximum(ids + 2, 0) - 2
+    g = Graph((table, ids), (p.gather(table, index),), ("t", "i"), ("y",))
+    assert check(g, lambda inputs: [inputs[0][inputs[1]]], None).error == 0
+    shifted = Graph((table, ids), (p.gather(table, ids + 3),), ("t", "i"), ("y",))
+    assert check(shifted, lambda inputs: [inputs[0][inputs[1] + 3]], None).error == 0
+
+
+def test_complex_numbers_are_compared_whole() -> None:
+    assert relative_error(np.array([1 + 1j], np.complex64), np.array([1 + 5j])) > 0.5

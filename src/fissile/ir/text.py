@@ -70,7 +70,8 @@ def _graph_lines(graph: Graph) -> Iterator[str]:
     names: dict[Value, str] = {}
     nodes = _all_nodes(graph)
     for node in nodes:
-        names.update((v, f"%{len(names) + i}") for i, v in enumerate(node.outputs))
+        first = len(names)
+        names.update((v, f"%{first + i}") for i, v in enumerate(node.outputs))
     ends = [
         ", ".join(f"{names[v]} {json.dumps(n)}" for v, n in zip(values, labels, strict=True))
         for values, labels in (

@@ -18,6 +18,7 @@ from fissile.ir.prims import Kind, kind
 from fissile.kernels.candidate import EMPTY, Candidate, Kernel, No
 from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import contractions, conv, loops, maps, rows, windows
+from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.layouts import layouts
 from fissile.targets.cpu.machine import Machine, this_machine
 from fissile.tiles.nest import probing
@@ -33,6 +34,7 @@ def _version() -> str:
 
 
 VERSION = _version()
+_ELEMENT_BY_ELEMENT = {Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST}
 _MOVES = ("transpose", "reshape", "slice", "broadcast")
 
 
@@ -121,6 +123,8 @@ class Cpu:
         kinds = {kind(n) for n in region.nodes}
         if Kind.OPAQUE in kinds:
             return ("loops",)
+        if any(not v.type.numel for n in region.nodes for v in n.inputs):
+            return ("map",) if kinds <= _ELEMENT_BY_ELEMENT else ("loops",)  # sums of nothing
         if Kind.LINEAR in kinds:
             return ("contraction", "conv", "loops")
         if Kind.WINDOW in kinds:
@@ -144,6 +148,8 @@ class Cpu:
         return self.kernels[candidate.key]
 
     def _lower(self, candidate: Candidate) -> Kernel | No:
+        if all(not t.value.type.numel for t in candidate.gives):
+            return Writer(candidate).kernel([], tiles=0)
         if candidate.impl in ("map", "adapter"):
             return maps.lower(candidate)
         if candidate.impl == "contraction":
