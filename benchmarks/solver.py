@@ -84,10 +84,12 @@ def solve(name: str, work: Path, limit: float, ablate: float) -> None:
 
 
 def shown(cell: list | None) -> str:
+    """Seconds, and the gap where it is more than was asked for."""
     if cell is None:
         return ""
     seconds, gap, _ = cell
-    return f"{seconds:.1f} s" if gap <= 1e-4 else f"{seconds:.0f} s, gap {100 * gap:.2g} %"
+    closed = gap <= 1.001e-4
+    return f"{seconds:.1f} s" if closed else f"{seconds:.0f} s, gap {100 * gap:.2f} %"
 
 
 def table(work: Path, limit: float, ablate: float) -> str:
