@@ -11,7 +11,8 @@ import sys
 import traceback
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -174,10 +175,7 @@ def fission(
     graph = load_model(model, arguments.shapes(shape))
     if optimize:
         note("note: this version has no rewrites yet; --optimize changes nothing")
-    try:
-        _write_onnx(save_model(graph), Path(output))
-    except OSError as error:
-        raise disk_fault(error, Path(output)) from None
+    _write_onnx(save_model(graph), Path(output))
     facts = {"primitives": len(graph.primitives), "file": output}
     if json:
         write_json(facts)
@@ -291,22 +289,42 @@ def _described(t: Tensor, array: np.ndarray) -> dict[str, Any]:
     return {"name": t.name, "type": str(t.type), **figures}
 
 
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its name if the body ends well, so that an older file is lost
+    only to a whole new one. Devices and pipes are written as they are. Raises ToolchainError."""
+    if path.is_dir():
+        raise ToolchainError(f"cannot write {path}: it is a folder, name a file")
+    plain = path.is_file() or not path.exists()
+    part = path.with_name(f".{path.name[:100]}.{os.getpid()}.part") if plain else path
+    try:
+        yield part
+        if plain:
+            os.replace(part, path)
+    except OSError as error:
+        raise disk_fault(error, path) from None
+    finally:
+        if plain:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
 def _write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """An .npz whose keys are the output names, whatever they are."""
-    try:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise disk_fault(error, path) from None
+    with (
+        _replacing(path) as part,
+        zipfile.ZipFile(part, "w", zipfile.ZIP_STORED, allowZip64=True) as archive,
+    ):
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
 
 
 def _write_onnx(model: onnx.ModelProto, path: Path) -> None:
     """Beyond protobuf's two gigabytes the data goes into a file beside."""
     large = model.ByteSize() >= 2**31 - 2**20
-    onnx.save_model(model, path, save_as_external_data=large, location=f"{path.name}.data")
+    with _replacing(path) as part:
+        onnx.save_model(model, part, save_as_external_data=large, location=f"{path.name}.data")
 
 
 def _flat(value: Any) -> str:
@@ -358,7 +376,9 @@ def _dispatch(tokens: list[str]) -> int:
 def _internal(error: Exception) -> str:
     """A fault of this program: one line for the user, the traceback in a file."""
     if isinstance(error, MemoryError):
-        return "out of memory"
+        return "out of memory: the model at these shapes needs more than this machine has"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
     path = home() / "logs" / f"fault-{os.getpid()}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

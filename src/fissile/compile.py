@@ -110,13 +110,17 @@ def compile(
         "threads": threads,
         "accuracy": accuracy,
     }
-    write(where, graph, plan, files, pack, partial(build, toolchain=toolchain), facts)
+
+    def right(part: Path) -> None:
+        built = stages.observe("build", load_artifact(part, threads, verify=False))
+        if verify:
+            stages.observe("verify", checked(model, graph, built, accuracy))
+
+    make = partial(build, toolchain=toolchain)
+    write(where, graph, plan, files, pack, make, facts, check=right)
     executable = load_artifact(
         where, threads, verify=False, selection=selection, temporary=folder is None
     )
-    stages.observe("build", executable)
-    if verify:
-        stages.observe("verify", checked(model, shapes, graph, executable, accuracy))
     executable.stages = stages
     return executable
 
@@ -189,7 +193,7 @@ def _nothing_for(graph: Graph, node: Node) -> str:
     )
 
 
-def checked(model: Any, shapes: Any, graph: Graph, executable: Executable, accuracy: str) -> Any:
+def checked(model: Any, graph: Graph, executable: Executable, accuracy: str) -> Any:
     """Verify on samples (design, section 13)."""
     ordinary = onnxruntime_run(model_bytes(model), graph)
 

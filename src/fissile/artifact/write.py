@@ -45,10 +45,11 @@ def write(
     build: Callable[[Path], Built],
     facts: Mapping[str, Any] | None = None,
     prefix: str = "model",
+    check: Callable[[Path], None] | None = None,
 ) -> Path:
     """The folder, complete. `files` is what the target emitted, `build` compiles a folder, `facts`
-    (JSON) goes into the manifest. Raises ToolchainError: disk full, folder in use, compiler
-    failure."""
+    (JSON) goes into the manifest, `check` looks at the whole before it takes its name and may
+    refuse it. Raises ToolchainError: disk full, folder in use, compiler failure."""
     with replacing(folder) as part:
         for name, content in files.items():
             path = part / name
@@ -65,6 +66,8 @@ def write(
             {name: manifests.digest(part / name) for name in names},
         )  # fmt: skip
         (part / manifests.FILE).write_text(manifest.dump(), encoding="utf-8")
+        if check:
+            check(part)
     return folder
 
 

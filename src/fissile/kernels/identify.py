@@ -42,6 +42,7 @@ from fissile.kernels.region import Region
 
 SMALL_ELEMENTS = 64
 STATISTIC_RATIO = 16
+TOTAL_EACH = 40
 
 Admissible = Callable[[tuple[Node, ...]], bool]
 """A target's own limit on the members of a region, which come in topological order. Monotone:
@@ -57,6 +58,8 @@ class Limits:
     contractions: contractions and convolutions.
     siblings: a value with more readers than this links none of them.
     level: sets with one count of members that are kept to grow from.
+    total: sets in all after which nothing grows any more, or TOTAL_EACH for each primitive if
+        that is more.
     every_output_set: give every set of values that are read outside (Korch, definition 3), not
         only the smallest and the largest.
     """
@@ -66,6 +69,7 @@ class Limits:
     contractions: int = 2
     siblings: int = 8
     level: int = 10_000
+    total: int = 20_000
     every_output_set: bool = False
 
 
@@ -123,7 +127,10 @@ def grow(
     level = {s: links[i] for i, s in enumerate(singles) if links[i] and allowed(s)}
     dropped = 0
     for _ in range(limits.nodes - 1):
-        level = _larger(order, links, level, allowed)
+        if len(found) > max(limits.total, TOTAL_EACH * len(singles)):
+            dropped += len(level)
+            break
+        level = _larger(order, links, level, allowed, 4 * limits.level)
         if len(level) > limits.level:
             dropped += len(level) - limits.level
             kept = sorted(level, key=lambda mask: _border(order, mask))[: limits.level]
@@ -139,12 +146,19 @@ def _border(order: Order, mask: int) -> int:
 
 
 def _larger(
-    order: Order, links: list[int], level: Mapping[int, int], allowed: Callable[[int], bool]
+    order: Order,
+    links: list[int],
+    level: Mapping[int, int],
+    allowed: Callable[[int], bool],
+    most: int,
 ) -> dict[int, int]:
-    """Sets with one member more. A level maps a set to its border: what its members link to."""
+    """Sets with one member more; growth stops at about `most`. A level maps a set to its border:
+    what its members link to."""
     larger: dict[int, int] = {}
     refused: set[int] = set()
     for mask, border in level.items():
+        if len(larger) > most:
+            break
         for i in bits(border):
             union = mask | 1 << i
             if union in larger or union in refused:

@@ -8,13 +8,16 @@ itself only. A batch that does not compile is split in halves until the kernel a
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from fissile.cost.measure import Keyed
@@ -130,6 +133,8 @@ def build_runner(toolchain: Toolchain) -> Path:
     parts = [RUNNER.read_text(), *runtime_files().values(), toolchain.identity]
     digest = hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
     program = home() / "bench" / f"runner-{digest}"
+    if not program.exists() and not _is_writable(program.parent):
+        program = _own_folder() / f"runner-{digest}"
     if not program.exists():
         part = program.with_name(f"{program.name}.{os.getpid()}")
         try:
@@ -141,6 +146,23 @@ def build_runner(toolchain: Toolchain) -> Path:
         finally:
             part.unlink(missing_ok=True)
     return program
+
+
+@cache
+def _own_folder() -> Path:
+    """A folder of this process alone, where FISSILE_HOME cannot be written."""
+    folder = Path(tempfile.mkdtemp(prefix="fissile-runner-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _is_writable(folder: Path) -> bool:
+    """Can a file be made there, folders included?"""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _order(kernel: Kernel) -> str:

@@ -58,6 +58,8 @@ def _blocked(tree: Tree, sums: Sums) -> list[Tree]:
     if not isinstance(tree, For):
         return [tree]
     if not all(isinstance(t, Do) for t in tree.body):
+        if _is_short(tree.body) and all(dtype.is_float for _, dtype in sums.values()):
+            return [_around(tree, _renamed(tree.body), sums)]
         return [replace(tree, body=tuple(b for t in tree.body for b in _blocked(t, sums)))]
     if tree.var.extent < 8 or not all(dtype.is_float for _, dtype in sums.values()):
         return [tree]
@@ -93,16 +95,34 @@ def _apart(tree: Tree, sums: Sums) -> Tree:
     if isinstance(tree, For) and not isinstance(tree.body[0], Do):
         return replace(tree, body=tuple(_apart(t, sums) for t in tree.body))
     assert isinstance(tree, For)
-    body = tuple(
-        Do(
-            tuple(
+    return _around(tree, _renamed(tree.body), sums)
+
+
+def _is_short(trees: Sequence[Tree]) -> bool:
+    """Scalar loops too short to be added up on their own."""
+    return all(
+        isinstance(t, Do)
+        or (isinstance(t, For) and t.var.extent < 8 and all(isinstance(b, Do) for b in t.body))
+        for t in trees
+    )
+
+
+def _renamed(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+    """The same loops, accumulating into the registers of a part."""
+    found: list[Tree] = []
+    for t in trees:
+        if isinstance(t, Do):
+            statements = tuple(
                 replace(s, register=f"{s.register}p") if isinstance(s, Accumulate) else s
                 for s in t.statements
             )
-        )
-        for t in tree.body
-        if isinstance(t, Do)
-    )
+            found.append(Do(statements))
+        elif isinstance(t, For):
+            found.append(replace(t, body=_renamed(t.body)))
+    return tuple(found)
+
+
+def _around(tree: For, body: tuple[Tree, ...], sums: Sums) -> Tree:
     both = {"sum": "{0} = {0} + {0}p;", "prod": "{0} = {0} * {0}p;", "max": "{0} = max({0}, {0}p);",
             "min": "{0} = min({0}, {0}p);"}  # fmt: skip
     opening = [declared(f"{a}p", *how) for a, how in sums.items()]
