@@ -290,7 +290,9 @@ def test_killed_tuning_resumes(tmp_path):
 def test_compiler_killed_by_a_signal_between_processes(tmp_path):
     """Ctrl-C while compiling: no library, no objects, and the interrupt goes on."""
     script = textwrap.dedent(f"""
+        import signal
         import sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
         sys.path.insert(0, {TESTS!r})
         from pathlib import Path
         from errors.test_toolchain import slow_compiler

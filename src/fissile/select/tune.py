@@ -26,6 +26,7 @@ NEAR = 0.25  # reduced cost, as a share of the candidate's cost, that is worth a
 UNKNOWN = 1.1  # distrust of what nobody measured, once the budget is spent
 QUICK_GAP, FINAL_GAP = 2e-3, 1e-4
 QUICK_S, FINAL_S = 20.0, 120.0
+UNTUNED_S = 30.0  # for the one solution without a budget
 
 
 class Lowers(Protocol):
@@ -93,7 +94,8 @@ class _Tuning:
 
     def _final(self, chosen: Sequence[Candidate]) -> Selection:
         self.progress("solving", 1.0, 0.0)
-        solved = self._solve(FINAL_GAP, FINAL_S, chosen, UNKNOWN)
+        limit_s = FINAL_S if self.budget_s else UNTUNED_S
+        solved = self._solve(FINAL_GAP, limit_s, chosen, UNKNOWN)
         if solved.status == "infeasible":
             raise ValueError("no set of candidates gives the outputs")
         costs = prices(self.candidates, self.model, self.measured)
