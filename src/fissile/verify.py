@@ -1,9 +1,9 @@
 """Is a compiled model right?                                                (design, section 13)
 
 The reference is the primitive graph in float64. The yardstick is the error of an ordinary f32 run
-against it: ONNX Runtime where it is installed, else our own evaluator. A model passes when its
-error is at most `factor` times the yardstick or `floor` of the output's scale, whichever is larger.
-Both are always reported.
+against it: ONNX Runtime where it is installed, else our own evaluator; where the first would
+refuse, the larger error of the two. A model passes when its error is at most `factor` times the
+yardstick or `floor` of the output's scale, whichever is larger. Both are always reported.
 """
 
 from __future__ import annotations
@@ -107,8 +107,13 @@ def check(graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "de
             other = ordinary(inputs)
         except Exception:  # an engine that refuses a sample is no judge of it
             other = evaluate(graph, inputs)
-        for name, w, g, o in zip(graph.output_names, want, got, other, strict=True):
+        second: list[np.ndarray] = []
+        for k, (name, w, g, o) in enumerate(zip(graph.output_names, want, got, other, strict=True)):
             error, yardstick = relative_error(g, w), relative_error(o, w)
+            if not error <= max(floor, factor * yardstick):
+                # one run can be lucky where a single element decides the scale: ask another
+                second = second or evaluate(graph, inputs)
+                yardstick = max(yardstick, relative_error(second[k], w))
             allowed = max(floor, factor * yardstick)
             if not error <= allowed:
                 raise WrongAnswer(

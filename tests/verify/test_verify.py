@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from fissile.ir import prims as p
+from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, placeholder
 from fissile.ir.types import I64, of
 from fissile.verify import WrongAnswer, check, relative_error, samples
@@ -76,3 +79,21 @@ def test_integers_that_are_changed_before_they_index() -> None:
 
 def test_complex_numbers_are_compared_whole() -> None:
     assert relative_error(np.array([1 + 1j], np.complex64), np.array([1 + 5j])) > 0.5
+
+
+def test_a_lucky_judge_is_not_the_only_one() -> None:
+    x = placeholder(of([2, 64]))
+    g = Graph((x,), (p.exp(p.reduce_sum(x * x, 1)),), ("x",), ("y",))
+
+    def lucky(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return evaluate(g, inputs, reference=True)
+
+    def another_order(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        total = np.zeros((2, 1), np.float32)
+        for column in (inputs[0] * inputs[0]).T:
+            total += column[:, None]
+        return [np.exp(total)]
+
+    check(g, another_order, lucky)
+    with pytest.raises(WrongAnswer):
+        check(g, lambda inputs: [a * np.float32(1.01) for a in another_order(inputs)], lucky)
