@@ -300,3 +300,15 @@ def test_a_very_wide_graph_ends_and_says_what_it_dropped():
     assert grown.dropped > 0 and len(set(grown.masks)) == len(grown.masks)
     assert all(convex.is_convex(order, mask) for mask in grown.masks)
     assert grow(graph, order, Limits(primitives=2)).dropped == 0
+
+
+def test_growth_ends_where_branches_meet() -> None:
+    """Sets that hold a concat and any choice of its 60 branches are too many to list."""
+    x = placeholder(TensorType((16, 16), F32))
+    joined = concat([tanh(x * float(i + 1)) for i in range(60)], 0)
+    graph = Graph((x,), (joined,), ("x",), ("y",))
+    order = convex.order_of(graph)
+    growth = grow(graph, order)
+    assert growth.dropped > 0
+    assert 20_000 < len(growth.masks) < 80_000
+    assert {1 << i for i in range(len(order.nodes))} <= set(growth.masks)
