@@ -15,11 +15,12 @@ test-all: $(VENV)/.ready
 	$(BIN)/python -m pytest
 
 bench: $(VENV)/.ready
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/status.py
+	$(BIN)/python benchmarks/solver.py
 
 lint: $(VENV)/.lint
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/pyright
 
 $(VENV)/.ready: pyproject.toml
