@@ -92,7 +92,8 @@ def test_a_lucky_judge_is_not_the_only_one() -> None:
         total = np.zeros((2, 1), np.float32)
         for column in (inputs[0] * inputs[0]).T:
             total += column[:, None]
-        return [np.exp(total)]
+        with np.errstate(over="ignore"):
+            return [np.exp(total)]
 
     check(g, another_order, lucky)
     with pytest.raises(WrongAnswer):

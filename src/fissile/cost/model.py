@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from fissile.cost.calibrate import Calibration
-from fissile.ir.graph import Node
+from fissile.ir.graph import Node, Value
 from fissile.ir.prims import PRIMS, Kind, kind
 from fissile.ir.semantics import split_spec
 from fissile.kernels.candidate import Candidate
+from fissile.kernels.region import Region
 
 Sort = tuple[str, ...]
 
@@ -63,8 +64,21 @@ def flops(node: Node) -> float:
 
 
 def moved_bytes(candidate: Candidate) -> int:
-    tokens = sum(t.value.type.size_bytes for t in (*candidate.needs, *candidate.gives))
-    return tokens + sum(v.type.size_bytes for v in candidate.region.parameters)
+    """Bytes read and written at least once."""
+    region = candidate.region
+    if candidate.is_adapter:
+        return sum(t.value.type.size_bytes for t in (*candidate.needs, *candidate.gives))
+    read = sum(_read_bytes(region, v) for v in (*region.tensors, *region.parameters))
+    return read + sum(t.value.type.size_bytes for t in candidate.gives)
+
+
+def _read_bytes(region: Region, v: Value) -> int:
+    """What a region reads of an input: parts only, where nothing but slices and gathers look at
+    it."""
+    readers = [n for n in region.nodes if v in n.inputs]
+    if not all(n.prim in ("slice", "gather") and n.inputs[0] is v for n in readers):
+        return v.type.size_bytes
+    return min(v.type.size_bytes, sum(n.outputs[0].type.size_bytes for n in readers))
 
 
 def bound_us(candidate: Candidate, machine: Calibration) -> float:
@@ -107,8 +121,10 @@ class Model:
         return flops(node) / (self.machine.peak_gflops * efficiency) * 1e-3
 
     def us(self, candidate: Candidate) -> float:
-        raw = self.raw_us(candidate)
-        return raw if candidate.is_alias else raw * self._ratio(candidate)
+        if candidate.is_alias:
+            return ALIAS_US
+        modelled = self.raw_us(candidate) * self._ratio(candidate)
+        return max(modelled, bound_us(candidate, self.machine))
 
     def _ratio(self, candidate: Candidate) -> float:
         fine, coarse = self._sorts_of(candidate)
