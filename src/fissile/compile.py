@@ -112,7 +112,8 @@ def compile(
     }
 
     def right(part: Path) -> None:
-        built = stages.observe("build", load_artifact(part, threads, verify=False))
+        built = load_artifact(part, threads, verify=False)
+        stages.observe("build", part)  # not what was built: its memory ends here
         if verify:
             stages.observe("verify", checked(model, graph, built, accuracy))
 
