@@ -20,7 +20,7 @@ from networks import NAMES, REAL, network, real
 from fissile.compile import implement
 from fissile.cost.model import Model, prices
 from fissile.cost.store import Store, home
-from fissile.kernels.identify import Limits, identify
+from fissile.kernels.identify import identify
 from fissile.onnx.load import load
 from fissile.select.program import ALL_ROWS, KORCH, SECTION_9, Problem
 from fissile.select.solve import select
@@ -55,12 +55,12 @@ def instance(name: str, work: Path) -> tuple[Problem, int]:
         graph = load(path, shapes)
     else:
         graph = load(network(name))
-    cpu, toolchain = Cpu(graph), find()
-    regions = identify(graph, Limits(contractions=1), cpu.admissible)
+    cpu, toolchain = Cpu(graph, threads=1), find()
+    regions = identify(graph, cpu.limits, cpu.admissible)
     candidates = implement(graph, cpu, regions)
     store = Store(home() / "times.sqlite", CpuBench(toolchain, 1, version=VERSION).place)
     known = {k: t.us for k, t in store.get({c.key for c in candidates}).items() if t.us is not None}
-    model = Model(calibrate(toolchain, 1))
+    model = Model(calibrate(toolchain, 1), cpu.efficiency)
     distinct = {c.key: c for c in candidates if c.key in known}
     model.learn((c, known[k]) for k, c in distinct.items())
     costs = [c.us for c in prices(candidates, model, known)]

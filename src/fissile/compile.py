@@ -28,7 +28,7 @@ from fissile.errors import ModelError, TargetError, shown
 from fissile.ir.graph import Graph, Node
 from fissile.ir.verify import verify as well_formed
 from fissile.kernels.candidate import Candidate
-from fissile.kernels.identify import Limits, identify
+from fissile.kernels.identify import identify
 from fissile.kernels.region import Region
 from fissile.onnx.load import load
 from fissile.plan.memory import plan as place
@@ -146,15 +146,22 @@ def choose(
     """From a graph to the chosen candidates."""
     if target != "cpu":
         raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
-    cpu = Cpu(graph)
-    regions = stages.observe("identify", identify(graph, Limits(contractions=1), cpu.admissible))
+    cpu = Cpu(graph, threads=threads)
+    regions = stages.observe("identify", identify(graph, cpu.limits, cpu.admissible))
     candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))
     machine = stages.observe("calibrate", calibrate(toolchain, threads))
     bench = CpuBench(toolchain, threads, version=VERSION)
     known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
     measuring = bench if seconds else None
     selection = tune_(
-        graph, candidates, cpu, Model(machine), measuring, known, seconds, stages.progress
+        graph,
+        candidates,
+        cpu,
+        Model(machine, cpu.efficiency),
+        measuring,
+        known,
+        seconds,
+        stages.progress,
     )
     return cpu, stages.observe("tune", selection)
 

@@ -15,7 +15,7 @@ from fissile.ir.graph import Graph
 from fissile.ir.layout import Token
 from fissile.ir.text import text
 from fissile.kernels.candidate import Candidate, Kernel
-from fissile.kernels.identify import Limits, identify
+from fissile.kernels.identify import identify
 from fissile.onnx.load import load
 from fissile.plan.memory import plan as place
 from fissile.plan.order import arrange
@@ -57,7 +57,7 @@ def _primitives(graph: Graph) -> Facts:
 
 def _regions(graph: Graph, stages: Sequence[str]) -> Facts:
     cpu = Cpu(graph)
-    regions = identify(graph, Limits(contractions=1), cpu.admissible)
+    regions = identify(graph, cpu.limits, cpu.admissible)
     facts: Facts = {}
     if "regions" in stages:
         lines = [" ".join(n.prim for n in r.nodes) for r in regions]

@@ -25,15 +25,9 @@ Sort = tuple[str, ...]
 
 ALIAS_US = 1e-3  # free, but never chosen for nothing
 
-# the share of peak arithmetic that an implementation reaches where memory does not limit it
-_EFFICIENCY = {
-    "contraction": 0.85,
-    "conv": 0.75,
-    "map": 0.5,
-    "rows": 0.3,
-    "window": 0.2,
-    "loops": 0.01,
-}
+UNKNOWN = 0.5  # efficiency of an implementation that nobody told of
+ELEMENTWISE = 0.4
+SCALAR = 0.05  # an implementation below this is scalar code throughout
 
 
 @dataclass(frozen=True)
@@ -95,6 +89,7 @@ class Model:
     three or more. What does not change is kept by key, as every round asks for every candidate."""
 
     machine: Calibration
+    efficiency: Mapping[str, float] = field(default_factory=dict)
     ratios: dict[Sort, float] = field(default_factory=dict)
     _raw_us: dict[str, float] = field(default_factory=dict, repr=False)
     _sorts: dict[str, tuple[Sort, Sort]] = field(default_factory=dict, repr=False)
@@ -113,9 +108,9 @@ class Model:
         return self.machine.launch_us + max(memory, arithmetic) + 0.3 * min(memory, arithmetic)
 
     def _arithmetic_us(self, node: Node, impl: str) -> float:
-        efficiency = _EFFICIENCY.get(impl, 0.5) if kind(node) is not Kind.ELEMENTWISE else 0.4
-        if impl == "loops":
-            efficiency = _EFFICIENCY["loops"]
+        efficiency = self.efficiency.get(impl, UNKNOWN)
+        if kind(node) is Kind.ELEMENTWISE and efficiency > SCALAR:
+            efficiency = ELEMENTWISE
         if node.prim == "conv" and node.attrs["groups"] > 1 and impl == "conv":
             efficiency = 0.2
         return flops(node) / (self.machine.peak_gflops * efficiency) * 1e-3

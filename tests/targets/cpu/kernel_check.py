@@ -42,7 +42,7 @@ from fissile.ir.layout import Layout
 from fissile.ir.prims import Kind, kind
 from fissile.ir.types import BOOL, TensorType
 from fissile.kernels.candidate import Candidate, Kernel, parameter_value
-from fissile.kernels.identify import Limits, identify
+from fissile.kernels.identify import identify
 from fissile.kernels.region import Region
 from fissile.onnx.load import load
 from fissile.targets.cpu.emit import RUNTIME
@@ -81,7 +81,7 @@ class Case:
 def cases_of(graph: Graph) -> list[Case]:
     """One case for each key, in a fixed order."""
     cpu = Cpu(graph)
-    regions = identify(graph, Limits(contractions=1), cpu.admissible)
+    regions = identify(graph, cpu.limits, cpu.admissible)
     distinct = {c.key: c for c in reversed(implement(graph, cpu, regions))}
     return [Case(c, cpu) for c in reversed(distinct.values())]
 

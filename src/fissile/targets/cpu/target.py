@@ -8,16 +8,18 @@ reason; a primitive that nothing takes at all is the caller's error to report.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.layout import Layout, Token, row_major
-from fissile.ir.prims import Kind, kind
 from fissile.kernels.candidate import EMPTY, Candidate, Kernel, No
+from fissile.kernels.identify import Limits
 from fissile.kernels.region import Region
-from fissile.targets.cpu.impls import contractions, conv, loops, maps, rows, windows
+from fissile.targets.cpu.implementations import BY_NAME, IMPLEMENTATIONS
+from fissile.targets.cpu.impls import maps
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.layouts import layouts
 from fissile.targets.cpu.machine import Machine, this_machine
@@ -34,16 +36,25 @@ def _version() -> str:
 
 
 VERSION = _version()
-_ELEMENT_BY_ELEMENT = {Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST}
 _MOVES = ("transpose", "reshape", "slice", "broadcast")
 
 
 class Cpu:
     """Candidates and kernels for one graph on one machine."""
 
-    def __init__(self, graph: Graph, machine: Machine | None = None):
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine | None = None,
+        threads: int | None = None,
+        without: Collection[str] = (),
+    ):
+        """`threads`: as many as the model will run with; None: one per processor. `without`: names
+        of implementations that are not offered."""
         self.graph = graph
-        self.machine = machine or this_machine()
+        machine = machine or this_machine()
+        self.machine = replace(machine, threads=threads) if threads else machine
+        self.offered = tuple(i for i in IMPLEMENTATIONS if i.name not in without)
         self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph)
         self.kernels: dict[str, Kernel | No] = {}
         self.legal: dict[str, bool] = {}
@@ -52,16 +63,19 @@ class Cpu:
 
     # -- regions
 
-    @staticmethod
-    def admissible(nodes: tuple[Node, ...]) -> bool:
-        """Monotone: at most one contraction or pool, and reductions apart from both, over one
-        domain."""
-        kinds = [kind(n) for n in nodes]
-        anchors = sum(k in (Kind.LINEAR, Kind.WINDOW) for k in kinds)
-        reduces = [n for n in nodes if kind(n) is Kind.REDUCE]
-        if anchors > 1 or (anchors and reduces) or (Kind.OPAQUE in kinds and len(nodes) > 1):
-            return False
-        return len({(n.inputs[0].shape, n.attrs["axes"]) for n in reduces}) <= 1
+    @property
+    def limits(self) -> Limits:
+        """How far regions grow."""
+        return Limits(contractions=1)
+
+    def admissible(self, nodes: Sequence[Node]) -> bool:
+        """May some implementation compute these together? Monotone."""
+        return any(i.admits(nodes) for i in self.offered)
+
+    @property
+    def efficiency(self) -> Mapping[str, float]:
+        """The share of peak arithmetic that each implementation reaches, by its name."""
+        return {i.name: i.efficiency for i in self.offered}
 
     # -- candidates
 
@@ -80,11 +94,7 @@ class Cpu:
             if (candidate := self._alias(region, needs, gives)) is not None:
                 yield candidate
                 continue
-            for impl in self._impls(region):
-                candidate = Candidate(region, impl, (), needs, gives)
-                if self.is_legal(candidate):
-                    yield candidate
-                    break
+            yield from self._computing(region, needs, gives)
 
     def _assignments(self, region: Region) -> Iterator[tuple[tuple[Token, ...], tuple[Token, ...]]]:
         values = (*region.tensors, *region.outputs)
@@ -119,17 +129,20 @@ class Cpu:
             return None
         return Candidate(region, "alias", (("offset_bytes", offset),), needs, gives)
 
-    def _impls(self, region: Region) -> tuple[str, ...]:
-        kinds = {kind(n) for n in region.nodes}
-        if Kind.OPAQUE in kinds:
-            return ("loops",)
-        if any(not v.type.numel for n in region.nodes for v in n.inputs):
-            return ("map",) if kinds <= _ELEMENT_BY_ELEMENT else ("loops",)  # sums of nothing
-        if Kind.LINEAR in kinds:
-            return ("contraction", "conv", "loops")
-        if Kind.WINDOW in kinds:
-            return ("window", "loops")
-        return ("rows", "loops") if Kind.REDUCE in kinds else ("map",)
+    def _computing(
+        self, region: Region, needs: tuple[Token, ...], gives: tuple[Token, ...]
+    ) -> Iterator[Candidate]:
+        """All rivals, and the first of the others."""
+        settled = False
+        for impl in self.offered:
+            if (settled and not impl.rival) or not impl.takes(region):
+                continue
+            bare = Candidate(region, impl.name, (), needs, gives)
+            for params in impl.variants(bare, self.machine):
+                candidate = Candidate(region, impl.name, params, needs, gives)
+                if self.is_legal(candidate):
+                    settled = settled or not impl.rival
+                    yield candidate
 
     # -- kernels
 
@@ -150,15 +163,8 @@ class Cpu:
     def _lower(self, candidate: Candidate) -> Kernel | No:
         if all(not t.value.type.numel for t in candidate.gives):
             return Writer(candidate).kernel([], tiles=0)
-        if candidate.impl in ("map", "adapter"):
-            return maps.lower(candidate)
-        if candidate.impl == "contraction":
-            return contractions.lower(candidate, self.machine)
-        if candidate.impl == "conv":
-            return conv.lower(candidate, self.machine)
-        if candidate.impl == "window":
-            return windows.lower(candidate, self.machine)
-        return rows.lower(candidate) if candidate.impl == "rows" else loops.lower(candidate)
+        impl = BY_NAME["map" if candidate.is_adapter else candidate.impl]
+        return impl.lower(candidate, self.machine)
 
 
 def _only_moves(region: Region) -> bool:

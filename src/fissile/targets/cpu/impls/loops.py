@@ -26,6 +26,7 @@ from fissile.targets.cpu.impls import opaque
 from fissile.targets.cpu.impls.stages import OPS
 from fissile.targets.cpu.impls.sums import SCALARS, declared, in_blocks, neutral
 from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.machine import Machine
 from fissile.tiles.cpp import Printer, compute_type, literal
 from fissile.tiles.expr import (
     EITHER,
@@ -47,7 +48,7 @@ TILES = 64  # enough for any number of threads
 ANCHORS = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
 
 
-def lower(candidate: Candidate) -> Kernel | No:
+def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
     """The kernel of a region with exactly one primitive that is neither elementwise nor layout, or
     that is one opaque primitive."""
     if any(kind(n) is Kind.OPAQUE for n in candidate.region.nodes):

@@ -12,6 +12,7 @@ from fissile.ir.graph import Value
 from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.writer import Writer, block_of, memory_order, strides_of
+from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import Builder, Illegal, Load
 from fissile.tiles.index import Index, Var, const, dot, var
 from fissile.tiles.nest import Decided, Env, Make, divisions, loop, nest
@@ -21,7 +22,7 @@ TILE_ELEMENTS = 4096
 Parts = list[tuple[tuple[str | Var, int], ...]]
 
 
-def lower(candidate: Candidate) -> Kernel | No:
+def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
     """The kernel of an elementwise or layout region, or of an adapter."""
     writer = Writer(candidate)
     try:

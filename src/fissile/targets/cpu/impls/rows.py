@@ -25,6 +25,7 @@ from fissile.targets.cpu.impls.stages import OPS, border, places, stages
 from fissile.targets.cpu.impls.sums import FOLD, in_blocks, neutral
 from fissile.targets.cpu.impls.walk import Piece, Walk, pieces_of, walk_of
 from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.machine import Machine
 from fissile.tiles.cpp import compute_type
 from fissile.tiles.expr import (
     EITHER,
@@ -52,7 +53,7 @@ Statements = Callable[[Builder, Env], list[Statement]]
 Known = Callable[[Env], Leaf]  # how code reads a value that it has computed
 
 
-def lower(candidate: Candidate) -> Kernel | No:
+def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
     """The kernel of a region with reductions over the same axes of one shape. The parameter "width"
     asks for that many rows side by side where rows are neighbours in memory: fewer than by default
     make more tiles."""

@@ -1,0 +1,50 @@
+"""Every way to compute a region on a CPU, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from fissile.ir.prims import Kind, kind
+from fissile.kernels.region import Region
+from fissile.targets.cpu.impls import contractions, conv, loops, maps, rows, windows
+from fissile.targets.cpu.impls.implementation import Implementation
+
+_ELEMENT_BY_ELEMENT = {Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST}
+
+
+def _kinds(region: Region) -> set[Kind]:
+    return {kind(n) for n in region.nodes}
+
+
+def _is_empty(region: Region) -> bool:
+    """Sums of nothing: only loops count that far."""
+    return any(not v.type.numel for n in region.nodes for v in n.inputs)
+
+
+def _linear(region: Region) -> bool:
+    return Kind.LINEAR in _kinds(region) and not _is_empty(region)
+
+
+def _pools(region: Region) -> bool:
+    kinds = _kinds(region)
+    return Kind.WINDOW in kinds and Kind.LINEAR not in kinds and not _is_empty(region)
+
+
+def _reduces(region: Region) -> bool:
+    kinds = _kinds(region)
+    return kinds <= {*_ELEMENT_BY_ELEMENT, Kind.REDUCE} and (
+        Kind.REDUCE in kinds and not _is_empty(region)
+    )
+
+
+def _moves_elements(region: Region) -> bool:
+    return _kinds(region) <= _ELEMENT_BY_ELEMENT
+
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    Implementation("map", maps.lower, _moves_elements, 0.5),
+    Implementation("contraction", contractions.lower, _linear, 0.85),
+    Implementation("conv", conv.lower, _linear, 0.75),
+    Implementation("window", windows.lower, _pools, 0.2),
+    Implementation("rows", rows.lower, _reduces, 0.3),
+    Implementation("loops", loops.lower, lambda region: not _moves_elements(region), 0.01),
+)
+BY_NAME = {i.name: i for i in IMPLEMENTATIONS}
