@@ -121,6 +121,7 @@ inline void copy(@PREFIX@* m, int step, void* to, const void* from, size_t bytes
 }
 
 @PARTS@void run(@PREFIX@* m, const void* const* input, void* const* output) {
+  fissile::pool_wake(m->threads);
 @CALLS@  (void)m, (void)input, (void)output;
 }
 

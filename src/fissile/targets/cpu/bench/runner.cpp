@@ -116,12 +116,27 @@ void run_tiles(void* arg, int64_t begin, int64_t end, int thread) {
   c->k->entry(c->k->p.data(), c->scratch + thread * c->scratch_step, begin, end);
 }
 
+// In a program the threads are awake, because the kernel before ended a moment ago. Each takes a tile and waits for the
+// others, but not for long.
+void gather(fissile::pool* pool) {
+  int threads = fissile::pool_threads(pool);
+  if (threads == 1) return;
+  std::atomic<int> here{0};
+  double start = now_us();
+  fissile::pool_wake(pool);
+  fissile::parallel(pool, threads, [&](int64_t, int64_t, int) {
+    here.fetch_add(1);
+    while (here.load() < threads && now_us() - start < 500) {}
+  });
+}
+
 double sample(fissile::pool* pool, Call& c, bool cold, double overhead) {
   if (cold) {
     for (const Pointer& p : c.k->pointers)
       if (p.role == 'c') evict(p);
     fence();
   }
+  gather(pool);
   double start = now_us();
   fissile::parallel(pool, run_tiles, &c, c.k->tiles);
   return std::max(1e-3, now_us() - start - overhead);
