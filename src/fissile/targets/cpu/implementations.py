@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from fissile.ir.prims import Kind, kind
 from fissile.kernels.region import Region
-from fissile.targets.cpu.impls import contractions, conv, loops, maps, rows, windows
+from fissile.targets.cpu.impls import (
+    contractions,
+    conv,
+    loops,
+    maps,
+    rows,
+    strassen,
+    windows,
+)
 from fissile.targets.cpu.impls.implementation import Implementation
 
 _ELEMENT_BY_ELEMENT = {Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST}
@@ -42,6 +50,9 @@ def _moves_elements(region: Region) -> bool:
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("map", maps.lower, _moves_elements, 0.5),
     Implementation("contraction", contractions.lower, _linear, 0.85),
+    Implementation(
+        "strassen", strassen.lower, strassen.takes, 0.95, variants=strassen.variants, rival=True
+    ),
     Implementation("conv", conv.lower, _linear, 0.75),
     Implementation("window", windows.lower, _pools, 0.2),
     Implementation("rows", rows.lower, _reduces, 0.3),

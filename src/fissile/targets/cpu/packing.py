@@ -43,6 +43,26 @@ def panels(
 
 
 @packer
+def strassen_panels(
+    array: np.ndarray, k: Sequence[int], n: Sequence[int], width: int
+) -> np.ndarray:
+    """[panel][factor][k / 2][width]: the seven right factors of runtime/strassen.h in the order in
+    which it multiplies, each half of the columns wide, rounded once from float64."""
+    rest = [a for a in range(array.ndim) if a not in (*k, *n)]
+    size = [math.prod(array.shape[a] for a in group) for group in (k, n)]
+    b = np.transpose(array, (*rest, *k, *n)).reshape(size).astype(np.float64)
+    (b11, b12), (b21, b22) = (np.hsplit(half, 2) for half in np.vsplit(b, 2))
+    t1 = b12 - b11
+    t2 = b22 - t1
+    factors = np.stack([b11, t2, b22 - b12, b21 - t2, b21, t1, b22])
+    count = -(-factors.shape[2] // width)
+    padded = np.zeros((*factors.shape[:2], count * width), np.float32)
+    padded[:, :, : factors.shape[2]] = factors
+    shape = (len(factors), factors.shape[1], count, width)
+    return np.ascontiguousarray(padded.reshape(shape).transpose(2, 0, 1, 3)).reshape(-1)
+
+
+@packer
 def conv_panels(array: np.ndarray, groups: int, width: int, vl: int) -> np.ndarray:
     """Weights [m, c/groups, kernel...] as [group][panel][kernel][c/groups][width of the panel]: a
     panel takes the place of `width` channels; the last one of a group is only as wide as its whole

@@ -48,7 +48,7 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
     """The kernel of a region with one contraction or 1x1 convolution. f32 only."""
     reason = No("no tile fits the registers")
     try:
-        anchor = _anchor(candidate)
+        anchor = anchor_of(candidate)
         p = product(candidate, anchor)
     except Illegal as refusal:
         return refusal.no
@@ -60,7 +60,7 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
     return reason
 
 
-def _anchor(candidate: Candidate) -> Node:
+def anchor_of(candidate: Candidate) -> Node:
     linear = [n for n in candidate.region.nodes if kind(n) is Kind.LINEAR]
     if len(linear) != 1:
         raise Illegal(f"{len(linear)} contractions")

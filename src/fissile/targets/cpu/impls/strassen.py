@@ -1,0 +1,203 @@
+"""Contractions by one level of Strassen's multiplication: seven products of half the size, not eight.
+
+    C = A B,   A: rows and k halved,   B: k and columns halved            (runtime/strassen.h)
+
+For large contractions with constant weights, whose direct form is at the peak of the machine: the
+sums of B cost nothing at run time, those of A a few operations for every element of A, and the sums
+of C stay in registers. The rows are cut into blocks whose seven left factors stay in cache; a
+block's halves may overlap by a row or two, which are then computed twice. The results round
+otherwise than one chain of fma would, by a factor of about two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fissile.ir.types import F32
+from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.kernels.region import Region
+from fissile.targets.cpu.impls.contractions import UNROLLED, accumulator, anchor_of, tile_shapes
+from fissile.targets.cpu.impls.implementation import Params
+from fissile.targets.cpu.impls.lines import block
+from fissile.targets.cpu.impls.product import product
+from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.machine import Machine
+from fissile.tiles.expr import Builder, Expr, Illegal, Op, forward, operations
+from fissile.tiles.index import Index, Var, dot, flatten, var
+from fissile.tiles.nest import Decided, Env, loop, nest, vectorises
+from fissile.tiles.tree import Store
+
+LEAST = 1 << 22  # multiplications below which the sums cost more than they save
+LEAST_ROWS, LEAST_SIDE = 32, 64
+PARTS = 7
+
+
+def takes(region: Region) -> bool:
+    """A contraction of some size; `lower` looks at the rest."""
+    return any(n.prim in ("contract", "conv") for n in region.nodes)
+
+
+def variants(candidate: Candidate, machine: Machine) -> Iterable[Params]:
+    """Blocks of rows that stay in the second cache and, where that is more than one, all in one."""
+    try:
+        p = product(candidate, anchor_of(candidate))
+    except Illegal:
+        return
+    blocks = _resident(p.size(p.m), p.size(p.k) // 2, machine)
+    yield (("blocks", blocks),)
+    if blocks > 1:
+        yield (("blocks", 1),)
+
+
+def _resident(rows: int, half_k: int, machine: Machine) -> int:
+    """Blocks of rows whose seven left factors take half of the second cache."""
+    fits = max(16, machine.l2_bytes // 2 // (4 * PARTS * max(half_k, 1)))
+    return -(-rows // (2 * fits))
+
+
+def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
+    """The kernel of a region with one contraction or 1x1 convolution by constant weights. f32 only.
+    `params` may hold the number of blocks of rows."""
+    try:
+        return _Strassen(candidate, machine).kernel()
+    except Illegal as refusal:
+        return refusal.no
+
+
+class _Strassen:
+    def __init__(self, candidate: Candidate, machine: Machine):
+        self.candidate, self.w = candidate, Writer(candidate)
+        p = self.p = product(candidate, anchor_of(candidate))
+        if p.right.value not in candidate.region.parameters:
+            raise Illegal("the weights are computed at run time")
+        if p.size(p.o) != 1:
+            raise Illegal("a batch of contractions")
+        self.M, self.N, self.K = p.size(p.m), p.size(p.n), p.size(p.k)
+        if self.M < LEAST_ROWS or min(self.N, self.K) < LEAST_SIDE or self._is_small():
+            raise Illegal("too small to gain from seven products instead of eight")
+        if p.extents[p.k[0]] % 2 or self.N % 2:
+            raise Illegal("an odd extent cannot be halved")
+        self.half_k, self.half_n = self.K // 2, self.N // 2
+        self.blocks = candidate.param.get("blocks") or _resident(self.M, self.half_k, machine)
+        self.pairs = (-(-self.M // self.blocks) + 1) // 2  # of the largest block
+        self.mr, self.nv = tile_shapes(self.pairs, self.half_n, self.half_k, machine)[0]
+        self.nw = self.nv * machine.vl
+        self.panels = -(-self.half_n // self.nw)
+        self.row = self.half_k + 16  # apart from a multiple of a page, whose rows share cache sets
+        self.leaves = self.w.leaves()
+        self.spans = 1 if self.blocks >= 4 else min(4, self.panels)
+
+    def _is_small(self) -> bool:
+        return self.M * self.N * self.K < LEAST
+
+    def kernel(self) -> Kernel:
+        size = PARTS * self.half_k * self.nw
+        args = (
+            tuple(self.p.right.labels.index(x) for x in self.p.k),
+            tuple(self.p.right.labels.index(x) for x in self.p.n),
+            self.nw,
+        )
+        weights = self.w.packed(self.p.right.value, "strassen_panels", args, self.panels * size)
+        del self.leaves[self.p.right.value]  # who else reads it would find it packed
+        self.w.local("a", PARTS * self.pairs * self.row)
+        self.w.local("q", 3 * self.mr * self.nw)
+        self.w.scratch_lines.append("int64_t packed = -1;")
+        start = f"block * {self.M} / {self.blocks}" if self.blocks > 1 else "0"
+        stop = f"(block + 1) * {self.M} / {self.blocks}" if self.blocks > 1 else str(self.M)
+        body = [
+            f"const int64_t block = t / {self.spans}, m0 = {start}, m1 = {stop} - {self.pairs};",
+            *block("if (packed != block) {", [*self._pack(), "packed = block;"]),
+            f"const int64_t n_end = (t % {self.spans} + 1) * {self.panels} / {self.spans};",
+            *block(
+                f"for (int64_t n = t % {self.spans} * {self.panels} / {self.spans}; n < n_end; ++n) {{",
+                self._panel(f"{weights} + n * {size}"),
+            ),
+        ]
+        return self.w.kernel([f"    {line}" for line in body], self.blocks * self.spans)
+
+    def _pack(self) -> list[str]:
+        """The seven left factors, prologue included."""
+        top, bottom = Var("m0", 0, self.M - self.pairs), Var("m1", 0, self.M - self.pairs)
+        over = [loop("r", self.pairs), *self._k_loops()]
+
+        def make(env: Env, decided: Decided) -> Sequence[Store]:
+            builder, k = Builder(self.leaves, decided), self._k(env)
+
+            def a(m: Var, half: int) -> Expr:
+                at = self.p.point(self.p.left.labels, m=var(m) + env["r"], k=k + half * self.half_k)
+                return builder.at(self.p.left.value, at)
+
+            a11, a12, a21, a22 = a(top, 0), a(top, 1), a(bottom, 0), a(bottom, 1)
+            s1 = _op("add", a21, a22)
+            s2 = _op("sub", s1, a11)
+            parts = (a11, s2, _op("sub", a11, a21), a22, a12, s1, _op("sub", a12, s2))
+            place = env["r"] * self.row + k
+            return [
+                Store("a", place + i * self.pairs * self.row, part) for i, part in enumerate(parts)
+            ]
+
+        return list(self.w.printer.trees(nest(over, make), indent=0))
+
+    def _k_loops(self) -> list[Var]:
+        first, *rest = (self.p.extents[x] for x in self.p.k)
+        return [loop(f"k{i}", extent) for i, extent in enumerate((first // 2, *rest))]
+
+    def _k(self, env: Env) -> Index:
+        extents = tuple(v.extent for v in self._k_loops())
+        return flatten(tuple(env[f"k{i}"] for i in range(len(extents))), extents)
+
+    def _panel(self, weights: str) -> list[str]:
+        tile = f"q, {self.half_k}, a + {self.row} * r, {self.row}, {self.pairs * self.row}, b"
+        ends = ", ".join(f"end{m}{n}" for m in (1, 2) for n in (1, 2))
+        body = [
+            "constexpr int MR = mr.value;",
+            *(line for n in (0, 1) for line in self._epilogue(n)),
+            *(line for m in (1, 2) for n in (1, 2) for line in self._end(m, n)),
+            f"strassen<MR, {self.nv}>({tile}, {ends});",
+        ]
+        rows = f"for_rows<{self.mr}, {self.pairs}>([&](auto mr, int64_t r) {{"
+        return [f"const float* b = {weights};", *block(rows, body, "});")]
+
+    def _epilogue(self, half: int) -> list[str]:
+        """What ends a vector of the left or right half of the columns."""
+        i, n, j = Var("i", 0, self.M - 1), Var("n", 0, self.panels - 1), Var("j", 0, self.nw - 1)
+        columns = var(n) * self.nw + var(j) + half * self.half_n
+        anchor = self.p.node.value
+        point = self.p.point(self.p.out, m=var(i), n=columns)
+        points = forward(self.candidate.region, anchor, point)
+        leaves = {**self.leaves, anchor: accumulator(point)}
+        if any(t.value not in points for t in self.candidate.gives):
+            raise Illegal("an output is not computed from the contraction element by element")
+        stores = [
+            Store(
+                f"y{k}",
+                dot(points[t.value], strides_of(t)),
+                Builder(leaves, {}).at(t.value, points[t.value]),
+            )
+            for k, t in enumerate(self.candidate.gives)
+        ]
+        if not vectorises(stores, j):
+            raise Illegal("the epilogue cannot run on vectors")
+        self.unroll = "true" if all(operations(s.value) <= UNROLLED for s in stores) else "false"
+        name = ("left", "right")[half]
+        lines = ["const int64_t i = top + r, j = int64_t(v) * VL;"]
+        return block(
+            f"const auto {name} = [&](auto l, vf s, int64_t top, int r, int v) FISSILE_BODY {{",
+            [*lines, *self.w.printer.statements(stores, j)],
+            "};",
+        )
+
+    def _end(self, m: int, n: int) -> list[str]:
+        """The lambda that stores tile C_mn; the last panel may be narrower."""
+        top, name = f"m{m - 1} + r", ("left", "right")[n - 1]
+        rest = self.half_n - (self.panels - 1) * self.nw
+        each = f"[&](auto l, vf s, int p, int v) {{ {name}(l, s, {top}, p, v); }}"
+        calls = [f"each_vector<{w}, {self.unroll}>(c, {each});" for w in (self.nw, rest)]
+        body = [calls[1]]
+        if rest < self.nw and self.panels > 1:
+            body = [f"if (n < {self.panels - 1})", f"  {calls[0]}", "else", f"  {calls[1]}"]
+        return block(f"const auto end{m}{n} = [&](const vf (&c)[MR][{self.nv}]) {{", body, "};")
+
+
+def _op(prim: str, a: Expr, b: Expr) -> Expr:
+    return Op(prim, (a, b), (), F32)
