@@ -28,6 +28,7 @@ from fissile.kernels.candidate import Candidate, Kernel, Param
 from fissile.kernels.region import Region
 from fissile.onnx.load import load
 from fissile.targets.cpu.harness import CpuBench
+from fissile.targets.cpu.machine import this_machine
 from fissile.targets.cpu.target import Cpu
 from fissile.targets.cpu.toolchain import find
 
@@ -141,7 +142,7 @@ def _title(n: Node) -> str:
 
 
 def _peak_kernel() -> tuple[str, Kernel]:
-    source = f"""static void k_peak(float* __restrict y0, char* scratch, int64_t begin, int64_t end) {{
+    source = f"""static void k_peak(float* y0, char* scratch, int64_t begin, int64_t end) {{
   vf c[{CHAINS}], a = splat(1.0f), b = splat(0.0f);
   asm volatile("" : "+x"(a), "+x"(b));
   for (int i = 0; i < {CHAINS}; ++i) c[i] = b + float(i);
@@ -206,7 +207,7 @@ def bench_times(bench: CpuBench, group: Sequence[Shape]) -> dict[str, float]:
 def judged(
     network: str, group: Sequence[Shape], us: dict[str, float], bench: CpuBench, threads: int
 ) -> Iterator[Row]:
-    lanes = _lanes()
+    lanes = this_machine().vl
     peak = 2.0 * lanes * CHAINS * ROUNDS / us["peak"] * 1e-3 * threads
     for s in group:
         timed = [(us[k.name], how) for how, k in s.kernels if k.name in us]
@@ -217,12 +218,6 @@ def judged(
         bound = max(at_peak, us[f"copy {s.bytes}"]) if s.limit == MEMORY else at_peak
         gflops = s.flops / least * 1e-3
         yield Row(network, s.title, s.limit, how, s.count, least, gflops, bound / least)
-
-
-def _lanes() -> int:
-    from fissile.targets.cpu.machine import this_machine
-
-    return this_machine().vl
 
 
 def above(found: Sequence[Row], limit: str, bar: float) -> float:
