@@ -18,6 +18,7 @@ from fissile.cost.calibrate import Calibration
 from fissile.ir.graph import Node, Value
 from fissile.ir.prims import PRIMS, Kind, kind
 from fissile.ir.semantics import split_spec
+from fissile.kernels.blend import blend_of
 from fissile.kernels.candidate import Candidate
 from fissile.kernels.region import Region
 
@@ -40,6 +41,8 @@ def flops(node: Node) -> float:
     """Arithmetic of a primitive; a vector operation counts two, as the fused multiply-add it could
     be."""
     out = node.outputs[0].type.numel
+    if blend := blend_of(node):
+        return 2.0 * out * blend.terms
     if node.prim == "contract":
         left, right, _ = split_spec(node.attrs["spec"])
         extents = {

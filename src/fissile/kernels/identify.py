@@ -37,6 +37,7 @@ from itertools import combinations
 
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.prims import Kind, kind
+from fissile.kernels.blend import kind_in_kernel
 from fissile.kernels.convex import Order, bits, extends, order_of
 from fissile.kernels.region import Region
 
@@ -113,7 +114,7 @@ def grow(
     """The convex linked sets within the limits, and all single primitives."""
     links = linked(graph, order, limits.siblings)
     heavy = _mask(order.nodes, weighty(order.nodes).__contains__)
-    linear = _mask(order.nodes, lambda n: kind(n) is Kind.LINEAR)
+    linear = _mask(order.nodes, lambda n: kind_in_kernel(n) is Kind.LINEAR)
 
     def allowed(mask: int) -> bool:
         return (

@@ -17,6 +17,7 @@ from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from fissile.ir.graph import Literal, Node, Value, attr_bits
+from fissile.kernels.blend import few_terms
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +80,13 @@ def _describe_node(n: Node) -> str:
 
 
 def _describe_input(v: Value) -> str:
-    """What code that reads a value depends on: its type; of a scalar constant, its bits."""
+    """What code that reads a value depends on: its type; of a scalar constant, its bits; of a
+    matrix, whether a row holds few non-zeros."""
     if (text := _INPUT_TEXT.get(v)) is None:
         what = "constant" if v.is_constant else "tensor"
         bits = v.array.tobytes().hex() if is_scalar(v) else ""
+        if v.is_constant and v.rank == 2:
+            bits = ",".join(str(few_terms(v, row)) for row in (0, 1)) + " terms"
         text = _INPUT_TEXT[v] = f"{what} {v.type} {bits}"
     return text
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fissile.ir.prims import PRIMS
 from fissile.ir.types import BOOL, F32, F64, DType
-from fissile.tiles.expr import Choose, Expr, Literal, Load, Op, Register
+from fissile.tiles.expr import FMA, Choose, Expr, Literal, Load, Op, Register
 from fissile.tiles.index import Var, text
 from fissile.tiles.nest import expressions, varying
 from fissile.tiles.tree import (
@@ -184,12 +184,13 @@ class Printer:
             return self._where(e, lane, names)
         args = [self._arg(a, lane, names) for a in e.args]
         wraps = _WRAPS.get(e.prim) if e.dtype.name in ("i32", "i64") else None
-        shown = (wraps or str(PRIMS[e.prim].c)).format(*args, **self._attrs(e))
+        form = wraps or (FMA if e.prim == "fma" else str(PRIMS[e.prim].c))
+        shown = form.format(*args, **self._attrs(e))
         if e.dtype.name in ("f16", "bf16"):
             return f"rounded<{e.dtype.c}>({shown})"
         if e.dtype.name in ("i8", "u8", "i16", "u16"):
             return f"cast<{e.dtype.c}>({shown})"
-        return shown if top or wraps or str(PRIMS[e.prim].c)[0].isalpha() else f"({shown})"
+        return shown if top or form[0].isalpha() else f"({shown})"
 
     def _attrs(self, e: Op) -> dict[str, str]:
         return {"to": compute_type(e.dtype)} if e.prim == "cast" else {}

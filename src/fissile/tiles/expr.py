@@ -15,7 +15,8 @@ from typing import Any
 from fissile.ir.graph import Value
 from fissile.ir.layout import Layout
 from fissile.ir.prims import PRIMS, Kind, kind
-from fissile.ir.types import DType
+from fissile.ir.types import F32, DType
+from fissile.kernels.blend import blend_of
 from fissile.kernels.candidate import No
 from fissile.kernels.region import Region, is_scalar
 from fissile.tiles.index import (
@@ -75,6 +76,9 @@ class Choose:
     dtype: DType
 
 
+FMA = "fma({0}, {1}, {2})"  # an operation of expressions that is no primitive
+FLOPS = {"fma": 1.0}
+
 Expr = Literal | Load | Register | Op | Choose
 
 
@@ -129,6 +133,24 @@ def strided(
     return load
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The matrix of a blend as a leaf: [row][weights, then places of the terms]. Positions of
+    `extent` elements."""
+
+    pointer: str
+    terms: int
+    extent: int
+
+    def __call__(self, point: Point) -> Expr:
+        raise Illegal("a matrix of few terms is read as a whole one")
+
+    def term(self, row: Index, r: int) -> tuple[Expr, Index]:
+        """The weight of term r, and where it reads."""
+        at = row * (2 * self.terms) + r
+        return Load(self.pointer, at, F32), table(self.pointer, at + self.terms, self.extent)
+
+
 class Builder:
     """Expressions over `leaves`. `decided` holds what the caller assumes about undecided
     comparisons: True, False, or None for a choice in the expression."""
@@ -176,6 +198,19 @@ class Builder:
             yes = less()
             return Choose(index, bound, yes, other(), yes.dtype)
         return less() if answer else other()
+
+    def contract(self, value: Value, point: Point) -> Expr:
+        """A blend: a few terms that are gathered."""
+        blend = blend_of(value.node)
+        rows = self.leaves.get(blend.weights) if blend else None
+        if blend is None or not isinstance(rows, Rows):
+            raise Illegal("contract cannot be computed element by element here")
+        total: Expr = Literal(0.0, F32)  # as a product begins: no zero becomes a negative one
+        for r in range(blend.terms):
+            weight, place = rows.term(point[blend.axis], r)
+            at = (*point[: blend.axis], place, *point[blend.axis + 1 :])
+            total = Op("fma", (self.at(blend.x, at), weight, total), (), F32)
+        return total
 
     # -- the index maps of layout primitives
 
@@ -265,6 +300,7 @@ _MOVES: dict[str, Callable[[Builder, Value, Point], Expr]] = {
     "gather": Builder.gather,
     "concat": Builder.concat,
     "pad": Builder.pad,
+    "contract": Builder.contract,
 }
 
 
@@ -284,7 +320,7 @@ def operations(expr: Expr) -> float:
             continue
         seen.add(id(e))
         if isinstance(e, Op):
-            total += PRIMS[e.prim].flops
+            total += FLOPS.get(e.prim) or PRIMS[e.prim].flops
             stack.extend(e.args)
         elif isinstance(e, Choose):
             stack += [e.less, e.other]

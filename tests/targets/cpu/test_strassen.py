@@ -1,8 +1,8 @@
 """Strassen's multiplication against numpy in float64: odd extents, layouts, prologues, epilogues.
 
-Bound (Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 23.2.2, Winograd's
-form, one level): |error| <= 18 (h^2 + 6 h) u max|A| max|B| with h = K / 2. It is far from tight, so the
-root mean square is compared with that of the direct kernel too."""
+Bound (Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 23.2.2,
+Winograd's form, one level): |error| <= 18 (h^2 + 6 h) u max|A| max|B| with h = K / 2. It is far
+from tight, so the root mean square is compared with that of the direct kernel too."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fissile.ir.prims import Kind, kind
+from fissile.kernels.blend import blend_of, kind_in_kernel
 from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import (
     contractions,
@@ -19,7 +20,7 @@ _ELEMENT_BY_ELEMENT = {Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST}
 
 
 def _kinds(region: Region) -> set[Kind]:
-    return {kind(n) for n in region.nodes}
+    return {kind_in_kernel(n) for n in region.nodes}
 
 
 def _is_empty(region: Region) -> bool:
@@ -29,6 +30,12 @@ def _is_empty(region: Region) -> bool:
 
 def _linear(region: Region) -> bool:
     return Kind.LINEAR in _kinds(region) and not _is_empty(region)
+
+
+def _blends(region: Region) -> bool:
+    """The one linear primitive is a matrix of few terms."""
+    linear = [n for n in region.nodes if kind(n) is Kind.LINEAR]
+    return len(linear) == 1 and blend_of(linear[0]) is not None and not _is_empty(region)
 
 
 def _pools(region: Region) -> bool:
@@ -48,6 +55,7 @@ def _moves_elements(region: Region) -> bool:
 
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    Implementation("dense", contractions.lower, _blends, 0.1, rival=True),
     Implementation("map", maps.lower, _moves_elements, 0.5),
     Implementation("contraction", contractions.lower, _linear, 0.85),
     Implementation(

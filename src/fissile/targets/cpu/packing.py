@@ -63,6 +63,20 @@ def strassen_panels(
 
 
 @packer
+def blend_rows(array: np.ndarray, row: int, terms: int) -> np.ndarray:
+    """A matrix of at most `terms` non-zeros in a row as [row][weights, then their places]: the
+    places as floats, and the last one again, with weight 0, where a row has fewer."""
+    rows = array if row == 0 else array.T
+    out = np.zeros((len(rows), 2, terms), np.float32)
+    for z, weights in enumerate(rows):
+        places = np.flatnonzero(weights)
+        out[z, 0, : len(places)] = weights[places]
+        out[z, 1] = places[-1] if len(places) else 0
+        out[z, 1, : len(places)] = places
+    return out.reshape(-1)
+
+
+@packer
 def conv_panels(array: np.ndarray, groups: int, width: int, vl: int) -> np.ndarray:
     """Weights [m, c/groups, kernel...] as [group][panel][kernel][c/groups][width of the panel]: a
     panel takes the place of `width` channels; the last one of a group is only as wide as its whole

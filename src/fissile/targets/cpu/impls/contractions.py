@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from fissile.ir.graph import Node
-from fissile.ir.prims import Kind, kind
 from fissile.ir.types import F32
+from fissile.kernels.blend import linear_anchors
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.product import Operand, Product, product
 from fissile.targets.cpu.impls.writer import Writer, strides_of
@@ -61,7 +61,7 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
 
 
 def anchor_of(candidate: Candidate) -> Node:
-    linear = [n for n in candidate.region.nodes if kind(n) is Kind.LINEAR]
+    linear = linear_anchors(candidate.region.nodes)
     if len(linear) != 1:
         raise Illegal(f"{len(linear)} contractions")
     if any(v.type.dtype is not F32 for n in candidate.region.nodes for v in n.outputs):
@@ -110,7 +110,7 @@ class _Contraction:
             Var("n", 0, self.panels - 1),
         )
         self.k = Var("k", 0, self.K - 1)
-        self.leaves = self.w.leaves()
+        self.leaves = self.w.leaves(dense=p.node)
 
     def kernel(self) -> Kernel:
         right, left = self._right(), self._left()

@@ -14,6 +14,7 @@ from typing import Any
 
 from fissile.ir.graph import Node
 from fissile.ir.prims import Kind, kind
+from fissile.kernels.blend import kind_in_kernel
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region
 from fissile.targets.cpu.machine import Machine
@@ -29,7 +30,7 @@ def plain(candidate: Candidate, machine: Machine) -> Iterable[Params]:
 def one_anchor(nodes: Sequence[Node]) -> bool:
     """At most one contraction or pool, and reductions apart from both, over one domain; an opaque
     primitive alone."""
-    kinds = [kind(n) for n in nodes]
+    kinds = [kind_in_kernel(n) for n in nodes]
     anchors = sum(k in (Kind.LINEAR, Kind.WINDOW) for k in kinds)
     reduces = [n for n in nodes if kind(n) is Kind.REDUCE]
     if anchors > 1 or (anchors and reduces) or (Kind.OPAQUE in kinds and len(nodes) > 1):

@@ -20,6 +20,7 @@ from fissile.ir.layout import Token
 from fissile.ir.prims import Kind, kind
 from fissile.ir.semantics import split_spec
 from fissile.ir.types import F32, DType
+from fissile.kernels.blend import kind_in_kernel
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import opaque
@@ -71,7 +72,8 @@ def _anchor(region: Region) -> Node:
                 raise Illegal(f"{n.prim}: C++ has no type for {v.type.dtype}")
         if kind(n) not in (*ANCHORS, Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST):
             raise Illegal(f"{n.prim} is {kind(n).value}: no loops around it")
-    found = [n for n in region.nodes if kind(n) in ANCHORS]
+    found = [n for n in region.nodes if kind_in_kernel(n) in ANCHORS]
+    found = found or [n for n in region.nodes if kind(n) in ANCHORS]
     if len(found) != 1:
         named = ", ".join(n.prim for n in found) or "none"
         raise Illegal(
@@ -89,7 +91,7 @@ def _trees(candidate: Candidate, writer: Writer, anchor: Node) -> tuple[int, lis
             raise Illegal(
                 f"{t.value.node.prim} gives {t.value.type}, not one value for each of {anchor.prim}"
             )
-    leaves = writer.leaves()
+    leaves = writer.leaves(dense=anchor)
     body = _body(anchor, here, Builder(leaves, EITHER), writer.printer)
     after = Builder({**leaves, anchor.value: _result(anchor, here)}, EITHER)
     body.append(

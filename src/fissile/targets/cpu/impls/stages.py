@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from fissile.ir.graph import Node, Value
 from fissile.ir.prims import Kind, kind
+from fissile.kernels.blend import kind_in_kernel
 from fissile.kernels.region import Region
 from fissile.tiles.expr import Illegal, Point, forward
 from fissile.tiles.index import const, reshape_index
@@ -55,7 +56,7 @@ def stages(region: Region) -> Stages:
     if not reduces:
         raise Illegal("no reduction in the region")
     for n in region.nodes:
-        if kind(n) not in (Kind.REDUCE, Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST):
+        if kind_in_kernel(n) not in (Kind.REDUCE, Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST):
             raise Illegal(f"{n.prim} between the rows of a reduction")
         if kind(n) is Kind.REDUCE and n.prim not in OPS:
             raise Illegal(f"{n.prim} does not run by rows")

@@ -1,4 +1,4 @@
-"""Contractions by one level of Strassen's multiplication: seven products of half the size, not eight.
+"""Contractions by one level of Strassen's multiplication: seven half-sized products, not eight.
 
     C = A B,   A: rows and k halved,   B: k and columns halved            (runtime/strassen.h)
 
@@ -107,9 +107,10 @@ class _Strassen:
         body = [
             f"const int64_t block = t / {self.spans}, m0 = {start}, m1 = {stop} - {self.pairs};",
             *block("if (packed != block) {", [*self._pack(), "packed = block;"]),
-            f"const int64_t n_end = (t % {self.spans} + 1) * {self.panels} / {self.spans};",
+            f"const int64_t span = t % {self.spans};",
+            f"const int64_t n_end = (span + 1) * {self.panels} / {self.spans};",
             *block(
-                f"for (int64_t n = t % {self.spans} * {self.panels} / {self.spans}; n < n_end; ++n) {{",
+                f"for (int64_t n = span * {self.panels} / {self.spans}; n < n_end; ++n) {{",
                 self._panel(f"{weights} + n * {size}"),
             ),
         ]

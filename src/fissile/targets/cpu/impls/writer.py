@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fissile.ir.graph import Value
+from fissile.ir.graph import Node, Value
 from fissile.ir.layout import Layout, Token, row_major
+from fissile.kernels.blend import blend_of
 from fissile.kernels.candidate import Candidate, Kernel, Packing, Param
 from fissile.tiles.cpp import Printer
-from fissile.tiles.expr import Leaf, memory
+from fissile.tiles.expr import Leaf, Rows, memory
 
 
 @dataclass
@@ -32,15 +33,31 @@ class Writer:
         tokens = self.candidate.needs if role == "need" else self.candidate.gives
         return f"{'x' if role == 'need' else 'y'}{tokens.index(token)}"
 
-    def leaves(self) -> dict[Value, Leaf]:
-        """Where the inputs of the region lie: tokens in their layouts, parameters row-major."""
+    def leaves(self, dense: Node | None = None) -> dict[Value, Leaf]:
+        """Where the inputs of the region lie: tokens in their layouts, parameters row-major, and
+        the matrices of blends by rows. `dense` is a blend that is computed as a product."""
         leaves = {
             t.value: memory(f"x{i}", t.value, t.layout) for i, t in enumerate(self.candidate.needs)
         }
         for i, v in enumerate(self.candidate.region.parameters):
             if i not in self.packings:
                 leaves[v] = memory(f"w{i}", v, row_major(v.rank))
-        return leaves
+        return leaves | self._blends(dense)
+
+    def _blends(self, dense: Node | None) -> dict[Value, Leaf]:
+        """The matrices that blends alone read, all along the same axis."""
+        region = self.candidate.region
+        readers = {v: [n for n in region.nodes if v in n.inputs] for v in region.parameters}
+        found: dict[Value, Leaf] = {}
+        for v, nodes in readers.items():
+            blends = [None if n is dense else blend_of(n) for n in nodes]
+            rows = {(b.weights, b.row, b.terms) if b else None for b in blends}
+            if len(rows) == 1 and (row := rows.pop()) and row[0] is v:
+                _, axis, terms = row
+                size = 2 * terms * v.shape[axis]
+                pointer = self.packed(v, "blend_rows", (axis, terms), size)
+                found[v] = Rows(pointer, terms, v.shape[1 - axis])
+        return found
 
     def packed(self, value: Value, packer: str, args: tuple[object, ...], elements: int) -> str:
         """The pointer to a constant that is laid out for this kernel when the model is built."""
