@@ -1,38 +1,41 @@
-"""Compare a compiled model with other engines, fairly: interleaved, the same inputs and threads.
+"""Compare engines fairly: interleaved, the same inputs and threads.
 
-Engines take turns in blocks of a few calls; the first call of a block, which finds the caches as
-another engine left them, is not counted. Medians, spread and the ratio of medians are reported.
+Times on a shared machine drift by tens of percent, so only ratios within one run count: every round
+calls each engine once, in an order that rotates, and a ratio is the median over rounds of the
+quotient of the two times of that round; the quartiles of the quotients are its spread.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import statistics
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from fissile.artifact.executable import Executable
 from fissile.artifact.manifest import Tensor
-from fissile.errors import ToolchainError
+from fissile.peers import Call, Feeds
 
-BLOCK_S = 0.05
-MOST_CALLS = 50  # in a block
-Call = Callable[[], Any]
+WARM_UP = 2  # rounds that do not count
+LEAST, MOST = 9, 2000  # rounds
+SHOWN_S = 0.5  # between two signs of progress, whose display takes time itself
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Microseconds of one call: median, least, and the distance between the quartiles over the
-    median."""
+    """Microseconds of one call, and the time over the first engine's in the same round (above 1:
+    the first is faster); `low` and `high` are quartiles."""
 
     median_us: float
     least_us: float
-    spread: float
+    ratio: float
+    low: float
+    high: float
     calls: int
 
 
@@ -47,71 +50,66 @@ def random_feeds(inputs: Sequence[Tensor], seed: int = 0) -> dict[str, np.ndarra
     return feeds
 
 
+def ours(exe: Executable, feeds: Feeds) -> Call:
+    """A compiled model as an engine."""
+    arrays = [feeds[t.name] for t in exe.inputs]
+
+    def call() -> Sequence[Any]:
+        results = exe(*arrays)
+        return results if isinstance(results, tuple) else (results,)
+
+    return call
+
+
 def interleaved(
-    engines: Mapping[str, Call],
+    engines: Mapping[str, Callable[[], Any]],
     seconds: float = 4.0,
-    rounds: int = 5,
+    least: int = LEAST,
     progress: Callable[[str, float, float], None] | None = None,
 ) -> dict[str, Latency]:
-    """Time all engines in turns: at least `rounds` rounds, then until `seconds` have passed."""
-    for call in engines.values():
-        call()
-    times: dict[str, list[float]] = {name: [] for name in engines}
-    start, done = time.monotonic(), 0
-    while done < rounds or time.monotonic() - start < seconds:
-        for name, call in engines.items():
-            times[name] += _block(call)
-        done += 1
-        if progress:
-            spent = time.monotonic() - start
-            left = max(seconds - spent, spent / done * (rounds - done))
-            progress(
-                "timing " + ", ".join(engines), spent / (spent + max(left, 0.0)), max(left, 0.0)
-            )
-    return {name: _latency(us) for name, us in times.items()}
+    """Time all engines in turns: at least `least` rounds, then until `seconds` have passed."""
+    names = list(engines)
+    for name in names * WARM_UP:
+        engines[name]()
+    times: dict[str, list[float]] = {name: [] for name in names}
+    start = shown = time.perf_counter()
+    rounds = 0
+    with _uncollected():
+        while rounds < least or (time.perf_counter() - start < seconds and rounds < MOST):
+            turn = rounds % len(names)
+            for name in names[turn:] + names[:turn]:
+                times[name].append(_timed_us(engines[name]))
+            rounds += 1
+            if progress and time.perf_counter() - shown > SHOWN_S:
+                shown = time.perf_counter()
+                spent = shown - start
+                left = max(seconds - spent, spent / rounds * (least - rounds))
+                progress(f"timing {', '.join(names)}", spent / (spent + left), left)
+    first = times[names[0]]
+    return {name: _latency(us, first) for name, us in times.items()}
 
 
-def _block(call: Call) -> list[float]:
-    """Microseconds of the calls of one block, the first left out."""
-    first = _timed(call)
-    again = _timed(call)
-    count = int(BLOCK_S * 1e6 / max(min(first, again), 1.0))
-    return [again, *(_timed(call) for _ in range(min(MOST_CALLS, count)))]
+def _latency(us: Sequence[float], first: Sequence[float]) -> Latency:
+    quotients = sorted(t / f for t, f in zip(us, first, strict=True))
+    n = len(quotients)
+    return Latency(
+        median(us), min(us), median(quotients), quotients[n // 4], quotients[3 * n // 4], n
+    )
 
 
-def _timed(call: Call) -> float:
+def _timed_us(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1e6
 
 
-def _latency(us: list[float]) -> Latency:
-    median = statistics.median(us)
-    low, _, high = statistics.quantiles(us, n=4)
-    return Latency(median, min(us), (high - low) / median, len(us))
-
-
-def ours(exe: Executable, feeds: Mapping[str, np.ndarray]) -> Call:
-    return lambda: exe.run(feeds)
-
-
-def onnxruntime(model: Any, feeds: Mapping[str, np.ndarray], threads: int) -> Call:
-    """ONNX Runtime's CPU provider with its defaults. Raises ToolchainError where it is not
-    installed."""
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise ToolchainError("onnxruntime is not installed: `pip install onnxruntime`")
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4
+@contextmanager
+def _uncollected():
+    """No garbage collection falls into one engine's turn."""
+    was = gc.isenabled()
+    gc.disable()
     try:
-        session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        session.run(None, dict(feeds))
-    except Exception as error:
-        raise ToolchainError(f"onnxruntime cannot run this model: {str(error)[:300]}") from None
-    return lambda: session.run(None, feeds)
-
-
-PEERS: dict[str, Callable[[Any, Mapping[str, np.ndarray], int], Call]] = {
-    "onnxruntime": onnxruntime
-}
+        yield
+    finally:
+        if was:
+            gc.enable()

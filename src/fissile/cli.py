@@ -26,7 +26,7 @@ from fissile.artifact.executable import Executable
 from fissile.artifact.load import load as load_artifact
 from fissile.artifact.manifest import Tensor
 from fissile.artifact.write import check_target, disk_fault
-from fissile.bench import PEERS, interleaved, ours, random_feeds
+from fissile.bench import interleaved, ours, random_feeds
 from fissile.compile import compile as compile_model
 from fissile.console import note, number, own_stdout, progress, table, write_json
 from fissile.cost.store import home
@@ -35,6 +35,7 @@ from fissile.errors import FissileError, ToolchainError, shown
 from fissile.inspection import STAGES, inspect_artifact, inspect_model
 from fissile.onnx.load import load as load_model
 from fissile.onnx.save import save as save_model
+from fissile.peers import PEERS, known, peer
 
 app = App(
     name="fissile", help="Compile an ONNX network into the fastest C++ program for this machine."
@@ -123,7 +124,7 @@ def bench(
     model: str,
     /,
     *,
-    against: Annotated[str | None, Parameter("--against", help="onnxruntime")] = None,
+    against: Annotated[str | None, Parameter("--against", help=",".join(PEERS))] = None,
     onnx_model: Annotated[
         str | None, Parameter("--model", help="the ONNX file of a folder")
     ] = None,
@@ -138,27 +139,19 @@ def bench(
     exe = _opened(model, arguments.shapes(shape), arguments.threads(threads))
     feeds = random_feeds(exe.inputs)
     engines = {"fissile": ours(exe, feeds)}
-    engines |= {p: PEERS[p](source, feeds, exe.threads) for p in peers}
+    engines |= {p: peer(p, source, feeds, exe.threads) for p in peers if source}
     with progress() as update:
         times = interleaved(engines, seconds, progress=update)
-    base = times["fissile"].median_us
-    rows = {k: {**asdict(t), "ratio": t.median_us / base} for k, t in times.items()}
     if json:
-        write_json({"threads": exe.threads, "engines": rows})
+        engine_facts = {name: asdict(t) for name, t in times.items()}
+        write_json({"threads": exe.threads, "engines": engine_facts})
         return
-    columns = (
-        "engine",
-        "median ms",
-        "least ms",
-        "quartile spread",
-        "calls",
-        "time relative to ours",
-    )
-    cells = [
-        (k, r["median_us"] / 1e3, r["least_us"] / 1e3, f"{r['spread']:.1%}", r["calls"],
-         f"{r['ratio']:.2f}") for k, r in rows.items()
+    columns = ("engine", "median ms", "least ms", "time relative to ours", "quartiles", "calls")
+    rows = [
+        (name, t.median_us / 1e3, t.least_us / 1e3, f"{t.ratio:.2f}",
+         f"{t.low:.2f} to {t.high:.2f}", t.calls) for name, t in times.items()
     ]  # fmt: skip
-    table(columns, cells, title=f"{exe.threads} threads")
+    table(columns, rows, title=f"{exe.threads} threads")
 
 
 @app.command
@@ -245,13 +238,11 @@ def _opened(model: str, shapes: Mapping[str, Sequence[int]], threads: int | None
 def _bench_source(model: str, onnx_model: str | None, peers: Sequence[str]) -> str | None:
     """The ONNX file that the peers run."""
     source = onnx_model or (None if Path(model).is_dir() else model)
-    for peer in peers:
-        if peer not in PEERS:
-            known = ", ".join(PEERS)
-            raise ToolchainError(f"cannot compare with {shown(peer)}: this version knows {known}")
+    for name in peers:
+        known(name)
         if source is None:
             raise arguments.UsageError(
-                f"--against {peer} needs the ONNX file: give it with --model"
+                f"--against {name} needs the ONNX file: give it with --model"
             )
     return source
 

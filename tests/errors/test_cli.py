@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -251,8 +252,9 @@ def test_bench(tiny, folder, capfd):
     facts = json.loads(capfd.readouterr().out)
     assert facts["threads"] == 1 and set(facts["engines"]) == {"fissile", "onnxruntime"}
     ours, theirs = facts["engines"]["fissile"], facts["engines"]["onnxruntime"]
-    assert ours["ratio"] == 1 and theirs["ratio"] == theirs["median_us"] / ours["median_us"]
-    assert 0 < ours["least_us"] <= ours["median_us"]
+    assert ours["ratio"] == ours["low"] == ours["high"] == 1
+    assert theirs["low"] <= theirs["ratio"] <= theirs["high"]
+    assert 0 < ours["least_us"] <= ours["median_us"] and ours["calls"] == theirs["calls"] >= 9
     assert cli.main(words) == 0
     assert "onnxruntime" in capfd.readouterr().out
 
@@ -261,6 +263,22 @@ def test_bench_refusals(folder, capfd):
     fails(["bench", folder, "--against", "abacus"], capfd, "abacus", "onnxruntime")
     assert cli.main(["bench", folder, "--against", "onnxruntime"]) == 2
     assert "--model" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("peer", "package"),
+    [
+        ("onnxruntime", "onnxruntime"),
+        ("openvino", "openvino"),
+        ("inductor", "torch"),
+        ("mnn", "MNN"),
+    ],
+)
+def test_bench_without_the_peer(tiny, folder, capfd, monkeypatch, peer, package):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == package else find(n))
+    words = ["bench", folder, "--model", tiny, "--against", peer]
+    fails(words, capfd, f"{package} is not installed", "pip install")
 
 
 def test_fission(tiny, tmp_path, capfd):
