@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fissile.ir.graph import Node, Value
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate
-from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.impls.writer import Writer, range_of, strides_of
 from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward, operations
 from fissile.tiles.index import Index, Var, dot, var
 from fissile.tiles.nest import Decided, Env, fits_lanes, nest
@@ -174,6 +174,10 @@ def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
 
     trees = nest([], make, lanes=False, outer=lane)
     stores = _stores(trees)
+    if (asked := range_of(candidate)) is not None:
+        for t in candidate.gives:
+            row = var(n) * s.oh + var(h)
+            asked.check(t, address(points[t.value], strides_of(t)), row, s.n * s.oh)
     if not fits_lanes(stores, lane):
         raise Illegal(f"the epilogue cannot run with lanes along the {s.lanes}")
     lines = list(writer.printer.trees(trees, lane, indent=0))

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from fissile.kernels.candidate import Candidate
 from fissile.targets.cpu.impls.anchor import CHANNELS, Slide
 from fissile.targets.cpu.impls.lines import block, plus
-from fissile.targets.cpu.impls.writer import Writer, strides_of
-from fissile.tiles.expr import Builder
+from fissile.targets.cpu.impls.writer import Writer, range_of, strides_of
+from fissile.tiles.expr import Builder, Illegal
 from fissile.tiles.index import Index, Var, var
 from fissile.tiles.nest import Decided, Env, loop, nest
 from fissile.tiles.tree import For, If, Store, Tree
@@ -27,12 +27,14 @@ LINE, SETS, WAYS = 16, 64, 8  # floats in a cache line; sets and ways of a first
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of a kernel: splits (of channels, outermost) x images x bands of `rows` output rows."""
+    """Tiles of a kernel: splits (of channels, outermost) x images x bands of `rows` output rows; in
+    a stage of a chain, single rows, up to `rows` of one image at once."""
 
     images: int
     oh: int
     rows: int
     splits: int = 1
+    ranged: bool = False
 
     @property
     def bands(self) -> int:
@@ -40,15 +42,19 @@ class Tiling:
 
     @property
     def count(self) -> int:
-        return self.splits * self.images * self.bands
+        return self.images * self.oh if self.ranged else self.splits * self.images * self.bands
 
     @property
     def is_even(self) -> bool:
         """Every band has `rows` rows."""
-        return self.oh % self.rows == 0
+        return self.oh % self.rows == 0 and not self.ranged
 
     def lines(self) -> list[str]:
-        """From t to split, n, h0 and h1."""
+        """From t, or begin and end, to split, n, h0 and h1."""
+        if self.ranged:
+            image = f"n = begin / {self.oh}, " if self.images > 1 else ""
+            first = f"begin % {self.oh}" if self.images > 1 else "begin"
+            return [f"const int64_t {image}h0 = {first}, h1 = h0 + (end - begin);"]
         image = "t" if self.bands == 1 else f"t / {self.bands}"
         if self.splits > 1:
             image += f" % {self.images}"
@@ -61,6 +67,15 @@ class Tiling:
         names = [f"split = {split}"] if self.splits > 1 else []
         names += [f"n = {image}"] if self.images > 1 else []
         return [f"const int64_t {', '.join([*names, f'h0 = {h0}', f'h1 = {last}'])};"]
+
+
+def ranged(candidate: Candidate, s: Slide) -> Tiling | None:
+    """The tiling of a stage of a chain. Raises Illegal where its rows are others."""
+    if (asked := range_of(candidate)) is None:
+        return None
+    if s.lanes != CHANNELS or asked.count != s.n * s.oh:
+        raise Illegal("rows of a map are computed with its channels innermost")
+    return Tiling(s.n, s.oh, asked.most, ranged=True)
 
 
 @dataclass(frozen=True)

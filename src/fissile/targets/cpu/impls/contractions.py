@@ -22,8 +22,9 @@ from fissile.ir.graph import Node
 from fissile.ir.types import F32
 from fissile.kernels.blend import linear_anchors
 from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.targets.cpu.impls.lines import plus
 from fissile.targets.cpu.impls.product import Operand, Product, product
-from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import (
     Builder,
@@ -52,7 +53,10 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
         p = product(candidate, anchor)
     except Illegal as refusal:
         return refusal.no
-    for shape in tile_shapes(p.size(p.m), p.size(p.n), p.size(p.k), machine):
+    at_once = p.size(p.m)
+    if (asked := range_of(candidate)) is not None:
+        at_once = -(-at_once * asked.most // asked.count)
+    for shape in tile_shapes(at_once, p.size(p.n), p.size(p.k), machine):
         try:
             return _Contraction(candidate, machine, p, shape).kernel()
         except Illegal as refusal:
@@ -111,9 +115,12 @@ class _Contraction:
         )
         self.k = Var("k", 0, self.K - 1)
         self.leaves = self.w.leaves(dense=p.node)
+        self.range = range_of(candidate)
 
     def kernel(self) -> Kernel:
         right, left = self._right(), self._left()
+        if self.range is not None:
+            return self._range(left, right, self.range)
         # A in place or packed by blocks of rows that stay in L2 while panels of B pass
         rows = max(self.mr, (self.machine.l2_bytes // 2 // (4 * self.K)) // self.mr * self.mr)
         if right.packs:
@@ -200,6 +207,21 @@ class _Contraction:
                  *self._rows_of_panel(left, right, rows, offset="m0"), "}"]  # fmt: skip
         return self._done(body, self.O * blocks * spans)
 
+    def _range(self, left: Side, right: Side, asked: Range) -> Kernel:
+        """Rows [begin, end) of `asked`, each a part of m."""
+        if left.packs or right.packs:
+            raise Illegal("an operand needs packing within a chain")
+        if self.O > 1 or self.M % asked.count:
+            raise Illegal(f"{self.O} x {self.M} rows are not {asked.count} equal parts")
+        unit = self.M // asked.count
+        body = [
+            f"const int64_t m0 = {plus((unit, 'begin'))}, rows = {plus((unit, '(end - begin)'))};",
+            f"for (int64_t n = 0; n < {self.panels}; ++n) {{",
+            *self._rows_of_panel(left, right, None, offset="m0"),
+            "}",
+        ]
+        return self._done(body, asked.count)
+
     def _by_panels(self, left: Side, right: Side) -> Kernel:
         """Tile: o and a block of panels of B, each packed once and used for all rows."""
         spans = 1 if self.O >= 4 else min(self.panels, 8)
@@ -279,8 +301,8 @@ class _Contraction:
 
     # -- the micro-kernel and its epilogue
 
-    def _rows_of_panel(self, left: Side, right: Side, rows: int, offset: str) -> list[str]:
-        fixed = self.M % rows == 0
+    def _rows_of_panel(self, left: Side, right: Side, rows: int | None, offset: str) -> list[str]:
+        fixed = rows is not None and self.M % rows == 0
         call = f"for_rows<{self.mr}, {rows}>([&](auto mr, int64_t m) {{" if fixed else (
             f"for_rows<{self.mr}>(rows, [&](auto mr, int64_t m) {{")  # fmt: skip
         row = f"{offset} + m" if offset else "m"
@@ -310,6 +332,9 @@ class _Contraction:
             address = const(0)
             for at, stride in zip(points[token.value], strides_of(token), strict=True):
                 address = address + at * stride
+            if self.range is not None:
+                idle = self.panels * self.nw - self.N
+                self.range.check(token, address, var(self.m), self.M, idle)
             stores.append(
                 Store(f"y{i}", address, Builder(leaves, {}).at(token.value, points[token.value]))
             )

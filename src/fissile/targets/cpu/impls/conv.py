@@ -21,7 +21,7 @@ from fissile.targets.cpu.impls.anchor import (
     lanes_of,
     slide,
 )
-from fissile.targets.cpu.impls.bands import Input, whole
+from fissile.targets.cpu.impls.bands import Input, ranged, whole
 from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.planes import DEPTHWISE
 from fissile.targets.cpu.impls.shape import Shape, columns_shape, pixels_shape
@@ -61,8 +61,10 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
 
 def _last(candidate: Candidate, machine: Machine, s: Slide) -> Kernel:
     """A tile: a band and a share of the panels; every panel passes over the band's pixels."""
-    writer, shape = Writer(candidate), pixels_shape(s, machine, candidate.param)
-    split, tiling, c = shape.lanes, shape.tiling, s.c // s.groups
+    writer, tiling = Writer(candidate), ranged(candidate, s)
+    asked = {**candidate.param, "py": 1, "rows": s.oh, "splits": 1} if tiling else candidate.param
+    shape = pixels_shape(s, machine, asked)
+    split, tiling, c = shape.lanes, tiling or shape.tiling, s.c // s.groups
     panels, size = s.groups * split.count, c * s.taps * split.width
     packing = Packing("conv_panels", (s.groups, split.width, machine.vl))
     k = _weights(writer, s, packing, panels * size)
@@ -138,7 +140,7 @@ def _conv_tile(s: Slide, source: Input) -> str:
 def _first(candidate: Candidate, machine: Machine, s: Slide) -> Kernel:
     """A tile: a band and a share of the channels; every block of columns sees all of these."""
     writer, shape = Writer(candidate), columns_shape(s, machine, candidate.param)
-    split, tiling = shape.lanes, shape.tiling
+    split, tiling = shape.lanes, ranged(candidate, s) or shape.tiling
     share = s.m // s.groups // tiling.splits  # output channels of a tile, in each group
     packing, elements = Packing("conv_blocks", (share, shape.px)), s.m * s.c // s.groups * s.taps
     k = _weights(writer, s, packing, elements)

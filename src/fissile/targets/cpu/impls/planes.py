@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fissile.kernels.candidate import Candidate, Kernel
 from fissile.targets.cpu.impls.anchor import Slide, epilogue
-from fissile.targets.cpu.impls.bands import Input, Tiling, plane_of
+from fissile.targets.cpu.impls.bands import Input, Tiling, plane_of, ranged
 from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.shape import LaneSplit
 from fissile.targets.cpu.impls.tiled import (
@@ -46,7 +46,8 @@ def by_planes(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> K
     """Raises Illegal."""
     writer = Writer(candidate)
     nv = candidate.param.get("nv") or min(-(-s.ow // machine.vl), 4)
-    split, tiling = LaneSplit(s.ow, nv, machine.vl), _tiling(candidate, machine, s)
+    split = LaneSplit(s.ow, nv, machine.vl)
+    tiling = ranged(candidate, s) or _tiling(candidate, machine, s)
     exact = s.sw == 1 and s.ow % machine.vl == 0
     source = plane_of(candidate, writer, s, tiling.rows, 0 if exact else split.width * (s.sw + 1))
     columns = block(

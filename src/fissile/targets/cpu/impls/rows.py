@@ -21,10 +21,11 @@ from fissile.ir.graph import Node, Value
 from fissile.ir.layout import Token
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.targets.cpu.impls.lines import plus
 from fissile.targets.cpu.impls.stages import OPS, border, places, stages
 from fissile.targets.cpu.impls.sums import FOLD, in_blocks, neutral
 from fissile.targets.cpu.impls.walk import Piece, Walk, pieces_of, walk_of
-from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.cpp import compute_type
 from fissile.tiles.expr import (
@@ -63,7 +64,16 @@ def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
         body = list(writer.printer.trees(rows.trees(), indent=3))
     except Illegal as reason:
         return reason.no
+    if (asked := range_of(candidate)) is not None:
+        return writer.kernel(_range(rows.walk, asked, body), asked.count)
     return writer.kernel(_tile(rows.walk, body), rows.walk.tiles)
+
+
+def _range(walk: Walk, asked: Range, body: list[str]) -> list[str]:
+    """The blocks of rows that belong to rows [begin, end) of the output."""
+    each, b = walk.blocks.extent // asked.count, walk.blocks.name
+    start, end = plus((each, "begin")), plus((each, "end"))
+    return [f"    for (int64_t {b} = {start}; {b} < {end}; ++{b}) {{", *body, "    }"]
 
 
 def _tile(walk: Walk, body: list[str]) -> list[str]:
@@ -88,8 +98,21 @@ class _Rows:
             if v not in self.places.full and v not in self.places.stats:
                 raise Illegal(f"{v.node.prim} gives {v.type}, neither rows nor statistics of them")
         self.full, self.maths = border(self.stages, self.places, candidate.region.outputs)
+        if (asked := range_of(candidate)) is not None:
+            self._check(asked)
         self.known: dict[Value, Known] = {}
         self.registers: set[str] = set()
+
+    def _check(self, asked: Range) -> None:
+        """Are the rows of a stage whole blocks, one after another in memory?"""
+        rows = self.walk.blocks.extent * self.walk.width
+        if not self.walk.is_ordered or self.walk.blocks.extent % asked.count:
+            raise Illegal(f"{rows} rows are not {asked.count} equal parts of memory")
+        for t in self.gives:
+            if t.value not in self.places.full:
+                raise Illegal("a chain gives no statistics")
+            at = _address(self.places.full[t.value], strides_of(t))
+            asked.check(t, at, self.walk.row, rows)
 
     def trees(self) -> list[Tree]:
         found: list[Tree] = []

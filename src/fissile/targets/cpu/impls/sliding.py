@@ -16,7 +16,7 @@ from typing import Any
 from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate, Kernel
 from fissile.targets.cpu.impls.anchor import CHANNELS, Epilogue, Slide, epilogue
-from fissile.targets.cpu.impls.bands import Input, Tiling, whole
+from fissile.targets.cpu.impls.bands import Input, Tiling, ranged, whole
 from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.planes import (
     DEPTHWISE,
@@ -99,7 +99,9 @@ def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> 
     border = None if ragged else _border(candidate, s, fold)
     rows = candidate.param.get("rows") or rows_of(s, copies=border is None)
     few = border is not None and s.n * -(-s.oh // rows) < TILES
-    tiling = Tiling(s.n, s.oh, rows, divisor(split.count, TILES) if few else 1)
+    tiling = ranged(candidate, s) or Tiling(
+        s.n, s.oh, rows, divisor(split.count, TILES) if few else 1
+    )
     kernel, width = "", -(-s.m // machine.vl) * machine.vl
     if fold is DEPTHWISE:
         packing = ("depthwise_taps", (machine.vl,))
@@ -107,7 +109,7 @@ def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> 
     if border:
         source = _unpadded(candidate, s, border)
     else:
-        source = whole(candidate, writer, s, rows, split.width if ragged else 0)
+        source = whole(candidate, writer, s, tiling.rows, split.width if ragged else 0)
     walk = Walk(s, fold, source, epilogue(candidate, writer, s), kernel, width, px)
     panel = block(
         "const auto panel = [&](auto vectors, auto channels, int64_t h, int64_t m0) {",

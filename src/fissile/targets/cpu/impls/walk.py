@@ -38,6 +38,7 @@ class Walk:
     per_tile: int
     here: Point
     row: Index
+    is_ordered: bool = True  # the elements of a row are neighbours in memory
 
     @property
     def tiles(self) -> int:
@@ -75,7 +76,8 @@ def walk_of(s: Stages, leaves: Mapping[Value, Leaf], asked: int | None = None) -
     for a in reduced:
         here[a] = var(loop(f"i{a}", s.shape[a]))
     per_tile = min(max(1, -(-TILE_ELEMENTS // (width * length))), blocks.extent)
-    return Walk(s.shape, kept, reduced, width, lanes, blocks, per_tile, tuple(here), row)
+    ordered = order == [*kept, *reduced]
+    return Walk(s.shape, kept, reduced, width, lanes, blocks, per_tile, tuple(here), row, ordered)
 
 
 def _memory_order(s: Stages, leaves: Mapping[Value, Leaf]) -> list[int]:

@@ -11,7 +11,32 @@ from fissile.ir.layout import Layout, Token, row_major
 from fissile.kernels.blend import blend_of
 from fissile.kernels.candidate import Candidate, Kernel, Packing, Param
 from fissile.tiles.cpp import Printer
-from fissile.tiles.expr import Leaf, Rows, memory
+from fissile.tiles.expr import Illegal, Leaf, Rows, memory
+from fissile.tiles.index import Index
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a stage of a chain computes at once: rows [begin, end) of an output that is cut into
+    `count` equal rows in memory order, `most` of them in a call. It replaces the tiles."""
+
+    most: int
+    count: int
+
+    def check(self, token: Token, at: Index, row: Index, rows: int, idle: int = 0) -> None:
+        """Does an element that is computed in `row` of `rows` lie in that part of the token's
+        memory? The range of its address `at` counts `idle` lanes that store nothing. Raises
+        Illegal."""
+        step = token.value.type.numel // rows
+        rest = at - row * step
+        if rest.lo < 0 or rest.hi >= step + idle:
+            raise Illegal("the rows of an output do not lie one after another")
+
+
+def range_of(candidate: Candidate) -> Range | None:
+    """The rows that the candidate is asked to compute in one go: its parameter "range"."""
+    asked = candidate.param.get("range")
+    return None if asked is None else Range(*asked)
 
 
 @dataclass
@@ -77,7 +102,9 @@ class Writer:
         """`body` computes tile t; it is indented by two."""
         lines = [f"  {line}" for line in self.scratch_lines]
         chooses = any(" ? " in line for line in body)
-        lines += ["  for (int64_t t = begin; t < end; ++t) {", *["    FISSILE_NO_MASKS;"] * chooses]
+        whole = range_of(self.candidate) is not None
+        head = "if (begin < end) {" if whole else "for (int64_t t = begin; t < end; ++t) {"
+        lines += [f"  {head}", *["    FISSILE_NO_MASKS;"] * chooses]
         lines += [*body, "  }"]
         return self.finish(lines, tiles)
 
