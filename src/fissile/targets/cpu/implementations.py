@@ -57,11 +57,11 @@ def _moves_elements(region: Region) -> bool:
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("dense", contractions.lower, _blends, 0.1, rival=True),
     Implementation("map", maps.lower, _moves_elements, 0.5),
-    Implementation("contraction", contractions.lower, _linear, 0.85),
+    Implementation("contraction", contractions.lower, _linear, 0.95),
     Implementation(
         "strassen", strassen.lower, strassen.takes, 0.95, variants=strassen.variants, rival=True
     ),
-    Implementation("conv", conv.lower, _linear, 0.75),
+    Implementation("conv", conv.lower, _linear, 0.95),
     Implementation("window", windows.lower, _pools, 0.2),
     Implementation("rows", rows.lower, _reduces, 0.3),
     Implementation("loops", loops.lower, lambda region: not _moves_elements(region), 0.01),
