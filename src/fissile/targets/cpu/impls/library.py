@@ -4,7 +4,7 @@
 
 The operands are read where they lie if one of their two axes is contiguous, else packed. The
 product is written into the first given token, and the epilogue reads it there. A tile is one o and
-one block of rows or of columns. Blocks are chosen from the extents alone and a call runs in one
+one block of rows or of columns. Blocks are chosen when the kernel is written and a call runs in one
 thread, so bits are equal for any number of threads.
 """
 
@@ -46,9 +46,11 @@ def takes(region: Region) -> bool:
 
 
 def variants(candidate: Candidate, machine: Machine) -> Iterable[Params]:
-    """The version of the library is part of what was measured."""
-    there = found(candidate.impl)
-    return ((("version", there.version),),) if there else ()
+    """In blocks for several threads, whole for one. The version of the library is part of what was
+    measured."""
+    if (there := found(candidate.impl)) is None:
+        return ()
+    return ((("version", there.version), ("most", BLOCKS if machine.threads > 1 else 1)),)
 
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
@@ -91,11 +93,12 @@ class Blocks:
     n: int
 
 
-def blocks_of(m: int, n: int, k: int, o: int) -> Blocks:
-    """The longer axis in equal blocks, as every block reads the whole other operand again."""
+def blocks_of(m: int, n: int, k: int, o: int, most: int = BLOCKS) -> Blocks:
+    """The longer axis in up to `most` equal blocks: every block reads the whole other operand
+    again."""
     of_rows = m >= n
     extent = m if of_rows else n
-    most = min(BLOCKS, extent // BLOCK, m * n * k // LEAST) if o < BLOCKS else 1
+    most = min(most, extent // BLOCK, m * n * k // LEAST) if o < most else 1
     count = next((c for c in range(max(1, most), 1, -1) if extent % c == 0), 1)
     return Blocks(count, of_rows, m // count if of_rows else m, n if of_rows else n // count)
 
@@ -104,7 +107,8 @@ class _Product:
     def __init__(self, candidate: Candidate, p: Product):
         self.candidate, self.p, self.w = candidate, p, Writer(candidate)
         self.O, self.K = p.size(p.o), p.size(p.k)
-        self.blocks = b = blocks_of(p.size(p.m), p.size(p.n), self.K, self.O)
+        most = candidate.param.get("most", BLOCKS)
+        self.blocks = b = blocks_of(p.size(p.m), p.size(p.n), self.K, self.O, most)
         if b.m * b.n * self.K < LEAST:
             raise Illegal("too little work for a call")
         self.leaves = self.w.leaves()
