@@ -56,7 +56,7 @@ def _moves_elements(region: Region) -> bool:
 
 
 def _products(region: Region) -> bool:
-    return _linear(region) and library.takes(region)
+    return _linear(region) and not _blends(region) and library.takes(region)
 
 
 def _of_library(name: str) -> Implementation:
