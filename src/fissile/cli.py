@@ -61,6 +61,9 @@ def compile(
     accuracy: Literal["exact", "default", "fast"] = "default",
     store: Annotated[str | None, Parameter("--store", help="file of measured times")] = None,
     verify: Annotated[bool, Parameter("--verify", negative="--no-verify")] = True,
+    libraries: Annotated[
+        bool, Parameter("--libraries", negative="--no-libraries", help="may kernels call these?")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Compile MODEL.onnx into a folder: C++ source, weights and a library that is ready to load."""
@@ -76,12 +79,13 @@ def compile(
         store=store,
         verify=verify,
         folder=folder,
+        libraries=libraries,
     )
     facts = _report(exe, folder)
     if json:
         write_json(facts)
         return
-    rows = [(k, v) for k, v in facts["selection"].items() if k != "seconds"]
+    rows = [(k, v) for k, v in facts["selection"].items() if k not in ("seconds", "choices")]
     rows += [*facts["memory"].items(), ("accuracy", facts["accuracy"] or "not verified")]
     table(("", ""), rows, title=f"{model} -> {folder}")
 
@@ -199,7 +203,7 @@ def inspect(
         write_json(facts)
         return
     for name, stage_facts in facts.items():
-        figures = {k: v for k, v in stage_facts.items() if k != "lines"}
+        figures = {k: v for k, v in stage_facts.items() if k not in ("lines", "choices")}
         print(f"{name}: " + ", ".join(f"{k} {_flat(v)}" for k, v in figures.items()))
         if stage is not None:
             print("\n".join(stage_facts["lines"]))

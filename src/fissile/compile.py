@@ -31,6 +31,7 @@ from fissile.kernels.candidate import Candidate
 from fissile.kernels.identify import identify
 from fissile.kernels.region import Region
 from fissile.onnx.load import load
+from fissile.plan.choices import choices
 from fissile.plan.memory import plan as place
 from fissile.plan.order import arrange
 from fissile.select.tune import Selection, tune
@@ -83,14 +84,15 @@ def compile(
     verify: bool = True,
     progress: Progress | None = None,
     folder: str | Path | None = None,
+    libraries: bool = True,
 ) -> Executable:
     """A compiled model.
 
     model: path, bytes or ModelProto. shapes: extents of dynamic inputs by name. threads: None takes
     every processor. tune: seconds of measuring, "full", or 0 for the cost model alone. accuracy:
     exact, default or fast. store: file of measured times. folder: where the artifact goes; None: a
-    temporary one. Raises ModelError, TargetError, ToolchainError, or WrongAnswer where verification
-    fails.
+    temporary one. libraries: may kernels call what is installed (OpenBLAS, oneDNN)? Raises
+    ModelError, TargetError, ToolchainError, or WrongAnswer where verification fails.
     """
     if accuracy not in POLICY:
         raise ValueError(f"accuracy is one of {', '.join(POLICY)}, not {accuracy!r}")
@@ -98,7 +100,9 @@ def compile(
     graph = stages.observe("load", load(model, shapes))
     well_formed(graph)
     threads, toolchain = threads or usable_threads(), find()
-    cpu, selection = choose(graph, target, threads, budget_s(tune), store, toolchain, stages)
+    cpu, selection = choose(
+        graph, target, threads, budget_s(tune), store, toolchain, stages, libraries
+    )
     kernels = {c: k for c in selection.chosen if not c.is_alias and (k := cpu.kernel(c))}
     us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
     order = stages.observe("order", arrange(graph, selection.chosen))
@@ -106,7 +110,7 @@ def compile(
     files = stages.observe("emit", emit(plan, graph))
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-"))
     facts = {
-        "selection": summary(graph, selection, stages),
+        "selection": summary(graph, selection, stages) | {"choices": choices(plan, selection)},
         "threads": threads,
         "accuracy": accuracy,
     }
@@ -117,7 +121,8 @@ def compile(
         if verify:
             stages.observe("verify", checked(model, graph, built, accuracy))
 
-    make = partial(build, toolchain=toolchain)
+    called = {name for k in kernels.values() for name in k.libraries}
+    make = partial(build, toolchain=toolchain, libraries=called)
     write(where, graph, plan, files, pack, make, facts, check=right)
     executable = load_artifact(
         where, threads, verify=False, selection=selection, temporary=folder is None
@@ -141,12 +146,12 @@ def budget_s(tune: str | float) -> float:
 
 def choose(
     graph: Graph, target: str, threads: int, seconds: float, store: str | Path | None,
-    toolchain: Toolchain, stages: Stages,
+    toolchain: Toolchain, stages: Stages, libraries: bool = True,
 ) -> tuple[Cpu, Selection]:  # fmt: skip
     """From a graph to the chosen candidates."""
     if target != "cpu":
         raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
-    cpu = Cpu(graph, threads=threads)
+    cpu = Cpu(graph, threads=threads, libraries=libraries)
     regions = stages.observe("identify", identify(graph, cpu.limits, cpu.admissible))
     candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))
     machine = stages.observe("calibrate", calibrate(toolchain, threads))

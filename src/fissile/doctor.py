@@ -13,6 +13,7 @@ from fissile.cost.store import home
 from fissile.errors import ToolchainError
 from fissile.targets.cpu.calibrate import calibrate
 from fissile.targets.cpu.host import cpu_model, usable_threads
+from fissile.targets.cpu.libraries import LIBRARIES, found
 from fissile.targets.cpu.toolchain import find
 
 EXTRAS = ("onnxruntime", "openvino", "torch", "ziglang")
@@ -26,8 +27,15 @@ def examine() -> dict[str, Any]:
         "processor": {"name": cpu_model(), "threads": usable_threads()},
         "compiler": _compiler(),
         "home": _home(),
+        "libraries": {name: _library(name) for name in LIBRARIES},
         "extras": {name: _version(name) for name in EXTRAS},
     }
+
+
+def _library(name: str) -> str | None:
+    """What kernels may call: its version and place."""
+    there = found(name)
+    return f"{there.version} ({there.path})" if there else None
 
 
 def _compiler() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fissile.ir.text import text
 from fissile.kernels.candidate import Candidate, Kernel
 from fissile.kernels.identify import identify
 from fissile.onnx.load import load
+from fissile.plan.choices import choices
 from fissile.plan.memory import plan as place
 from fissile.plan.order import arrange
 from fissile.plan.plan import Launch, Plan, Slot
@@ -88,13 +89,15 @@ def _plan(graph: Graph, target: str) -> Facts:
     kernels = {c: k for c, k in lowered.items() if isinstance(k, Kernel)}
     us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
     found = place(graph, arrange(graph, selection.chosen), kernels, us)
+    won = choices(found, selection)
     return {
         "us": selection.us,
         "gap": selection.gap,
         "arena_bytes": found.arena_bytes,
         "arena_bound_bytes": found.arena_bound_bytes,
         "weights_bytes": sum(w.size_bytes for w in found.weights),
-        "lines": _steps(found, graph),
+        "choices": won,
+        "lines": _with_rivals(_steps(found, graph), won),
     }
 
 
@@ -113,6 +116,21 @@ def _steps(found: Plan, graph: Graph) -> list[str]:
             f"{i}: {step.us:.2f} us {_candidate(step.candidate)} [{slots}] {origin}".rstrip()
         )
     return lines
+
+
+def _with_rivals(lines: Sequence[str], won: Sequence[Facts | None]) -> list[str]:
+    """Steps, each with the price of the next best kernel where there was one."""
+
+    def rival(choice: Facts | None) -> str:
+        second = choice["runner_up"] if choice else None
+        return (
+            f" | before {second['impl']}, {second['us']:.2f} us {second['source']}"
+            if second
+            else ""
+        )
+
+    known = [*won, *[None] * (len(lines) - len(won))]
+    return [line + rival(choice) for line, choice in zip(lines, known, strict=True)]
 
 
 def _slot(slot: Slot) -> str:
@@ -142,11 +160,13 @@ def inspect_artifact(folder: Path, stages: Sequence[str]) -> Facts:
     if "plan" in stages:
         code = (folder / "model.cpp").read_text(encoding="utf-8").splitlines()
         steps = [line.strip()[3:] for line in code if _is_step(line)]
+        won = selection.get("choices", [])
         facts["plan"] = {
             **manifest.memory,
             "us": selection.get("us"),
             "gap": selection.get("gap"),
-            "lines": steps,
+            "choices": won,
+            "lines": _with_rivals(steps, won),
         }
     return facts
 

@@ -9,6 +9,7 @@ from fissile.artifact.executable import Executable
 from fissile.artifact.manifest import check_files, read
 from fissile.errors import ToolchainError
 from fissile.targets.cpu.build import check_machine
+from fissile.targets.cpu.libraries import opened
 
 
 def load(
@@ -21,8 +22,8 @@ def load(
     """The model of an artifact. `threads` None: one per processor; `verify`: compare the files'
     hashes.
 
-    Raises ToolchainError where a file is missing or changed, or the library was built for another
-    processor.
+    Raises ToolchainError where a file is missing or changed, the library was built for another
+    processor, or calls a library that is not here.
     """
     folder = Path(folder)
     manifest = read(folder)
@@ -32,4 +33,8 @@ def load(
         check_machine(manifest.machine)
     except ToolchainError as error:
         raise ToolchainError(f"{folder} was {error}") from None
+    try:
+        opened(manifest.machine.get("libraries", ()))
+    except ToolchainError as error:
+        raise ToolchainError(f"{folder} needs a library: {error}") from None
     return Executable(folder, manifest, threads, selection, temporary)

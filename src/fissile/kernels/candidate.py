@@ -110,6 +110,7 @@ class Kernel:
 
     which computes the tiles [begin, end) of `tiles`; any partition gives the same bits.
     `scratch_bytes` is what one thread needs, 64-byte aligned. Pointers to const are inputs.
+    `libraries` are names of what it calls besides the runtime; the target links them.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Kernel:
     params: tuple[Param, ...]
     tiles: int
     scratch_bytes: int
+    libraries: tuple[str, ...] = ()
 
 
 def parameter_value(candidate: Candidate, param: Param) -> Value:

@@ -18,6 +18,7 @@ from fissile.cost.model import Cost, Model, prices
 from fissile.cost.store import Store, Timing
 from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.select.rivals import Priced, runners_up
 from fissile.select.solve import Selected, select
 from fissile.select.tokens import problem
 
@@ -35,7 +36,8 @@ class Lowers(Protocol):
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen candidates with their costs. `gap` is what the solver proved on these costs."""
+    """The chosen candidates with their costs. `gap` is what the solver proved on these costs;
+    `rivals` are the cheapest others that compute the same from the same."""
 
     chosen: tuple[Candidate, ...]
     costs: tuple[Cost, ...]
@@ -49,6 +51,7 @@ class Selection:
     measured: int
     rounds: int
     faults: Mapping[str, str]  # kernels that did not compile or crashed, by key
+    rivals: tuple[Priced | None, ...]
 
 
 Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
@@ -104,6 +107,7 @@ class _Tuning:
             tuple(costs[k] for k in solved.chosen),
             solved.objective, solved.gap, solved.bound, solved.status, solved.seconds,
             solved.columns, solved.rows, len(self.measured), self.rounds, self.faults,
+            runners_up(self.candidates, costs, solved.chosen),
         )  # fmt: skip
 
     def _solve(

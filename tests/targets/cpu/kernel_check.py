@@ -49,6 +49,7 @@ from fissile.targets.cpu.emit import RUNTIME
 from fissile.targets.cpu.harness import batch_source
 from fissile.targets.cpu.impls import maps
 from fissile.targets.cpu.impls.writer import Writer
+from fissile.targets.cpu.libraries import links
 from fissile.targets.cpu.packing import pack
 from fissile.targets.cpu.target import Cpu
 from fissile.targets.cpu.toolchain import CompileError, Toolchain, find
@@ -453,7 +454,9 @@ def build(
     source = folder / "batch.cpp"
     source.write_text(batch_source([k for case in batch for k in case.kernels]))
     try:
-        return [(toolchain.compile([source], folder / "batch.so", [f"-I{RUNTIME}"]), list(batch))]
+        called = links({name for case in batch for k in case.kernels for name in k.libraries})
+        library = toolchain.compile([source], folder / "batch.so", [f"-I{RUNTIME}"], links=called)
+        return [(library, list(batch))]
     except CompileError as error:
         if len(batch) == 1:
             return str(error)

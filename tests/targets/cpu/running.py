@@ -24,6 +24,7 @@ from fissile.ir.types import TensorType
 from fissile.kernels.candidate import Candidate, Kernel, parameter_value
 from fissile.kernels.region import Region
 from fissile.targets.cpu.emit import RUNTIME, entry, kernel_includes, runtime_files
+from fissile.targets.cpu.libraries import links
 from fissile.targets.cpu.packing import pack
 
 FLAGS = (
@@ -95,7 +96,10 @@ def compiled(kernel: Kernel, flags: Sequence[str] = ()) -> ctypes._CFuncPtr:  # 
         source = name.with_suffix(".cpp")
         source.write_text(text)
         header = _headers(tuple(flags))
-        _compiler(*flags, "-shared", "-include", str(header), str(source), "-o", str(library))
+        called = links(kernel.libraries)
+        _compiler(
+            *flags, "-shared", "-include", str(header), str(source), "-o", str(library), *called
+        )
     return getattr(ctypes.CDLL(str(library)), f"{kernel.name}_entry")
 
 

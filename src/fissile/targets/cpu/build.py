@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from fissile.errors import ToolchainError
 from fissile.targets.cpu.host import cpu_model, missing_flags
+from fissile.targets.cpu.libraries import links, rows
 from fissile.targets.cpu.toolchain import Toolchain, find
 
 LIBRARY = "libmodel.so"
@@ -21,13 +23,20 @@ class Built:
     machine: dict[str, object]
 
 
-def build(folder: Path, toolchain: Toolchain | None = None, jobs: int | None = None) -> Built:
-    """Compile every .cpp of the folder, the longest first. Raises ToolchainError."""
+def build(
+    folder: Path,
+    toolchain: Toolchain | None = None,
+    jobs: int | None = None,
+    libraries: Collection[str] = (),
+) -> Built:
+    """Compile every .cpp of the folder, the longest first. `libraries` are what kernels call.
+    Raises ToolchainError."""
     toolchain = toolchain or find()
     paths = list(folder.rglob("*.cpp"))
     paths.sort(key=lambda p: (-p.stat().st_size, str(p)))
-    toolchain.compile(paths, folder / LIBRARY, (f"-I{folder}",), jobs)
-    return Built(LIBRARY, machine(toolchain))
+    toolchain.compile(paths, folder / LIBRARY, (f"-I{folder}",), jobs, links(libraries))
+    called = {"libraries": rows(libraries)} if libraries else {}
+    return Built(LIBRARY, machine(toolchain) | called)
 
 
 def machine(toolchain: Toolchain) -> dict[str, object]:

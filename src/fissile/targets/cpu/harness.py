@@ -27,6 +27,7 @@ from fissile.ir.types import DTYPES
 from fissile.kernels.candidate import Kernel, Param
 from fissile.targets.cpu.emit import RUNTIME, entry, kernel_includes, runtime_files
 from fissile.targets.cpu.host import usable_threads
+from fissile.targets.cpu.libraries import links
 from fissile.targets.cpu.toolchain import CompileError, Toolchain
 
 BATCH = 20
@@ -81,7 +82,10 @@ class CpuBench:
         source = folder / "batch.cpp"
         try:
             source.write_text(batch_source([k for _, k in batch]))
-            library = self.toolchain.compile([source], folder / "batch.so", [f"-I{RUNTIME}"])
+            called = links({name for _, k in batch for name in k.libraries})
+            library = self.toolchain.compile(
+                [source], folder / "batch.so", [f"-I{RUNTIME}"], links=called
+            )
         except CompileError as error:
             if len(batch) == 1:
                 return [], {batch[0][0]: Timing(None, fault=str(error))}

@@ -8,6 +8,7 @@ from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import (
     contractions,
     conv,
+    library,
     loops,
     maps,
     rows,
@@ -54,6 +55,16 @@ def _moves_elements(region: Region) -> bool:
     return _kinds(region) <= _ELEMENT_BY_ELEMENT
 
 
+def _products(region: Region) -> bool:
+    return _linear(region) and not _blends(region) and library.takes(region)
+
+
+def _of_library(name: str) -> Implementation:
+    return Implementation(
+        name, library.lower, _products, 0.85, variants=library.variants, rival=True, library=name
+    )
+
+
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("dense", contractions.lower, _blends, 0.1, rival=True),
     Implementation("map", maps.lower, _moves_elements, 0.5),
@@ -64,6 +75,8 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("conv", conv.lower, _linear, 0.95),
     Implementation("window", windows.lower, _pools, 0.2),
     Implementation("rows", rows.lower, _reduces, 0.3),
+    _of_library("openblas"),
+    _of_library("onednn"),
     Implementation("loops", loops.lower, lambda region: not _moves_elements(region), 0.01),
 )
 BY_NAME = {i.name: i for i in IMPLEMENTATIONS}

@@ -22,6 +22,7 @@ from fissile.targets.cpu.implementations import BY_NAME, IMPLEMENTATIONS
 from fissile.targets.cpu.impls import maps
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.layouts import layouts
+from fissile.targets.cpu.libraries import found
 from fissile.targets.cpu.machine import Machine, this_machine
 from fissile.tiles.nest import probing
 
@@ -48,13 +49,18 @@ class Cpu:
         machine: Machine | None = None,
         threads: int | None = None,
         without: Collection[str] = (),
+        libraries: bool = True,
     ):
         """`threads`: as many as the model will run with; None: one per processor. `without`: names
-        of implementations that are not offered."""
+        of implementations that are not offered. `libraries`: may kernels call those that are on
+        the machine?"""
         self.graph = graph
         machine = machine or this_machine()
         self.machine = replace(machine, threads=threads) if threads else machine
-        self.offered = tuple(i for i in IMPLEMENTATIONS if i.name not in without)
+        self.offered = tuple(
+            i for i in IMPLEMENTATIONS
+            if i.name not in without and (not i.library or (libraries and found(i.library)))
+        )  # fmt: skip
         self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph)
         self.kernels: dict[str, Kernel | No] = {}
         self.legal: dict[str, bool] = {}

@@ -70,14 +70,18 @@ class Toolchain:
         output: Path,
         flags: Sequence[str] = (),
         jobs: int | None = None,
+        links: Sequence[str] = (),
     ) -> Path:
-        """Compile `sources`, several at a time, into the shared library `output`.
+        """Compile `sources`, several at a time, into the shared library `output`; `links` are words
+        for the linker.
 
         Raises ToolchainError with the first error line and the place of the log.
         """
         all_flags = (*self.flags, *flags)
         if len(sources) == 1:
-            return self._run([*all_flags, *SHARED, str(sources[0]), "-o", str(output)], output)
+            return self._run(
+                [*all_flags, *SHARED, str(sources[0]), "-o", str(output), *links], output
+            )
         objects = [output.parent / f"{output.name}.{i}.o" for i in range(len(sources))]
         with ThreadPoolExecutor(jobs or usable_threads()) as pool:
             tasks = [
@@ -88,7 +92,9 @@ class Toolchain:
         try:
             for error in filter(None, done):
                 raise error
-            return self._run([*all_flags, *SHARED, *map(str, objects), "-o", str(output)], output)
+            return self._run(
+                [*all_flags, *SHARED, *map(str, objects), "-o", str(output), *links], output
+            )
         finally:
             for path in objects:
                 path.unlink(missing_ok=True)

@@ -48,6 +48,7 @@ class Implementation:
     rival: offered beside others. Otherwise the first of the list that lowers a region is the only
         one that is not a rival.
     efficiency: the share of peak arithmetic that it reaches where memory does not limit it.
+    library: what has to be on the machine for it (a name of `targets/cpu/libraries.py`).
     """
 
     name: str
@@ -57,3 +58,4 @@ class Implementation:
     admits: Callable[[Sequence[Node]], bool] = one_anchor
     variants: Callable[[Candidate, Machine], Iterable[Params]] = plain
     rival: bool = False
+    library: str | None = None
