@@ -36,6 +36,7 @@ from fissile.inspection import STAGES, inspect_artifact, inspect_model
 from fissile.onnx.load import load as load_model
 from fissile.onnx.save import save as save_model
 from fissile.peers import PEERS, known, peer
+from fissile.targets.cpu.libraries import LIBRARIES
 
 app = App(
     name="fissile", help="Compile an ONNX network into the fastest C++ program for this machine."
@@ -79,7 +80,7 @@ def compile(
         store=store,
         verify=verify,
         folder=folder,
-        libraries=libraries,
+        without=() if libraries else tuple(LIBRARIES),
     )
     facts = _report(exe, folder)
     if json:

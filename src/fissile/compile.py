@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,14 @@ from fissile.onnx.load import load
 from fissile.plan.choices import choices
 from fissile.plan.memory import plan as place
 from fissile.plan.order import arrange
+from fissile.select.ablate import ablated, check_without
 from fissile.select.tune import Selection, tune
 from fissile.targets.cpu.build import build
 from fissile.targets.cpu.calibrate import calibrate
 from fissile.targets.cpu.emit import emit
 from fissile.targets.cpu.harness import CpuBench
 from fissile.targets.cpu.host import usable_threads
+from fissile.targets.cpu.implementations import BY_NAME
 from fissile.targets.cpu.packing import pack
 from fissile.targets.cpu.target import VERSION, Cpu
 from fissile.targets.cpu.toolchain import Toolchain, find
@@ -84,24 +86,27 @@ def compile(
     verify: bool = True,
     progress: Progress | None = None,
     folder: str | Path | None = None,
-    libraries: bool = True,
+    without: Collection[str] = (),
 ) -> Executable:
     """A compiled model.
 
     model: path, bytes or ModelProto. shapes: extents of dynamic inputs by name. threads: None takes
     every processor. tune: seconds of measuring, "full", or 0 for the cost model alone. accuracy:
     exact, default or fast. store: file of measured times. folder: where the artifact goes; None: a
-    temporary one. libraries: may kernels call what is installed (OpenBLAS, oneDNN)? Raises
-    ModelError, TargetError, ToolchainError, or WrongAnswer where verification fails.
+    temporary one. without: what to leave out, to measure its worth: names of implementations, or of
+    parts of the method (`select/ablate.py`): fusion, program, recomputation, channels-first,
+    channels-last. Raises ModelError, TargetError, ToolchainError, or WrongAnswer where verification
+    fails.
     """
     if accuracy not in POLICY:
         raise ValueError(f"accuracy is one of {', '.join(POLICY)}, not {accuracy!r}")
+    check_without(without, BY_NAME)
     stages = Stages(progress or (lambda what, share, left: None))
     graph = stages.observe("load", load(model, shapes))
     well_formed(graph)
     threads, toolchain = threads or usable_threads(), find()
     cpu, selection = choose(
-        graph, target, threads, budget_s(tune), store, toolchain, stages, libraries
+        graph, target, threads, budget_s(tune), store, toolchain, stages, without=without
     )
     kernels = {c: k for c in selection.chosen if not c.is_alias and (k := cpu.kernel(c))}
     us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
@@ -146,27 +151,29 @@ def budget_s(tune: str | float) -> float:
 
 def choose(
     graph: Graph, target: str, threads: int, seconds: float, store: str | Path | None,
-    toolchain: Toolchain, stages: Stages, libraries: bool = True,
+    toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (),
 ) -> tuple[Cpu, Selection]:  # fmt: skip
     """From a graph to the chosen candidates."""
     if target != "cpu":
         raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
-    cpu = Cpu(graph, threads=threads, libraries=libraries)
+    cpu = Cpu(graph, threads=threads, without=without)
     regions = stages.observe("identify", identify(graph, cpu.limits, cpu.admissible))
     candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))
+    offered = ablated(graph, candidates, without, cpu.last_resorts)
     machine = stages.observe("calibrate", calibrate(toolchain, threads))
     bench = CpuBench(toolchain, threads, version=VERSION)
     known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
     measuring = bench if seconds else None
     selection = tune_(
         graph,
-        candidates,
+        offered,
         cpu,
         Model(machine, cpu.efficiency),
         measuring,
         known,
         seconds,
         stages.progress,
+        "recomputation" in without,
     )
     return cpu, stages.observe("tune", selection)
 

@@ -88,6 +88,15 @@ class Model:
             )
         return len(lower)
 
+    def add_at_most_one(self, groups: Sequence[Sequence[int]]) -> int:
+        """Rows `sum <= 1` over groups of columns; the number of them."""
+        for group in groups:
+            self.solver.addRow(
+                -highspy.kHighsInf, 1.0, len(group),
+                np.asarray(group, np.int32), np.ones(len(group)),
+            )  # fmt: skip
+        return len(groups)
+
     def solve_relaxation(self, seconds: float) -> tuple[np.ndarray, np.ndarray, float] | None:
         """Values, reduced costs and objective; None unless solved to the end."""
         # run time of HiGHS adds up over calls, and so does its limit

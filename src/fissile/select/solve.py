@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fissile.select.cuts import founded_rows, is_solution, prune
 from fissile.select.highs import Model
 from fissile.select.incumbent import cheap_solution
+from fissile.select.once import least_once
 from fissile.select.program import ALL_ROWS, Problem, Row, check, rows
 from fissile.select.reduce import Reduced, reduce, restrict
 from fissile.select.relax import Relaxation, cost_of, relax, survivors
@@ -108,14 +109,17 @@ def select(
     start: Sequence[int] = (),
     families: frozenset[str] = ALL_ROWS,
     presolve: bool = True,
+    once: bool = False,
 ) -> Selected:
     """The cheapest solution, or the best within `time_limit` seconds, with a proven bound.
 
     `start` is a solution known before; `families` and `presolve` serve the ablation: without
-    presolve the rows go to HiGHS as they are.
+    presolve the rows go to HiGHS as they are. So does `once`: no primitive is executed twice.
     """
     begin = time.monotonic()
     check(problem)
+    if once:
+        return _select_once(problem, time_limit, gap)
     whole = Reduced(problem, tuple(range(len(problem.columns))))
     rest = reduce(problem) if presolve else whole
     first = _first_solution(problem, rest, start)
@@ -126,6 +130,24 @@ def select(
     bound = _explore(search, rest, (), float("inf")) if presolve else _branch(search, rest, ())
     search.prove(min(bound, search.goal))
     return _report(search, time.monotonic() - begin)
+
+
+def _select_once(problem: Problem, time_limit: float, gap: float) -> Selected:
+    begin = time.monotonic()
+    chosen, bound, columns, count = least_once(problem, time_limit, gap)
+    seconds = time.monotonic() - begin
+    if not chosen and problem.outputs:
+        never = float("inf")
+        return Selected((), never, bound, 0.0, seconds, "infeasible", columns, count, 0)
+    objective = cost_of(problem, chosen)
+    bound = min(bound, objective)
+    apart = (objective - bound) / objective if objective else 0.0
+    reached = "within_gap" if apart <= gap + 1e-9 else "time_limit"
+    status = "optimal" if apart <= PROVEN else reached
+    none = (None,) * len(problem.columns)
+    return Selected(
+        tuple(chosen), objective, bound, apart, seconds, status, columns, count, 1, none
+    )
 
 
 def _first_solution(

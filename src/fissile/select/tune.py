@@ -64,10 +64,14 @@ def _silent(what: str, share: float, left: float) -> None:
 def tune(
     graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
     bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None = None,
+    once: bool = False,
 ) -> Selection:  # fmt: skip
     """The cheapest plan for `budget_s` seconds of measuring and solving; 0 works from the model and
-    from what the store knows. Raises ValueError where no candidate set gives the outputs."""
-    return _Tuning(graph, candidates, target, model, bench, store, budget_s, progress).run()
+    from what the store knows. `once`: no primitive is executed twice. Raises ValueError where no
+    candidate set gives the outputs."""
+    tuning = _Tuning(graph, candidates, target, model, bench, store, budget_s, progress)
+    tuning.once = once
+    return tuning.run()
 
 
 class _Tuning:
@@ -82,6 +86,7 @@ class _Tuning:
         self.measured: dict[str, float] = {}
         self.faults: dict[str, str] = {}
         self.rounds = 0
+        self.once = False
         self._enter(store.get({c.key for c in self.candidates}) if store else {})
 
     def run(self) -> Selection:
@@ -119,7 +124,7 @@ class _Tuning:
         program = problem(self.graph, self.candidates, [c.us for c in costs])
         numbers = {c: k for k, c in enumerate(self.candidates)}
         start = [numbers[c] for c in before if c in numbers]
-        return select(program, time_limit=limit_s, gap=gap, start=start)
+        return select(program, time_limit=limit_s, gap=gap, start=start, once=self.once)
 
     def _wanted(self, solved: Selected) -> list[Candidate]:
         """Unmeasured kernels of the solution, then those of low reduced cost; one for each key."""

@@ -162,7 +162,7 @@ def test_offered_unless_left_out(name: str) -> None:
     graph = _linear()
     assert name in _implementations(Cpu(graph))
     assert name not in _implementations(Cpu(graph, without=(name,)))
-    assert not set(libraries.LIBRARIES) & _implementations(Cpu(graph, libraries=False))
+    assert not set(libraries.LIBRARIES) & _implementations(Cpu(graph, without=libraries.LIBRARIES))
 
 
 def test_nothing_changes_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.layout import Layout, channels_last, row_major
@@ -17,11 +17,21 @@ from fissile.ir.prims import Kind, kind
 _CARRIES = ("pad", "slice", "concat", "broadcast", "gather")
 
 
-def layouts(graph: Graph) -> Mapping[Value, tuple[Layout, ...]]:
-    """Row-major first, then channels-last where the value is a feature map."""
+FIRST, LAST = "channels-first", "channels-last"
+
+
+def layouts(graph: Graph, without: Collection[str] = ()) -> Mapping[Value, tuple[Layout, ...]]:
+    """Row-major first, then channels-last where the value is a feature map. `without` may name one
+    of the two, which then only inputs and outputs of the graph have."""
     maps = feature_maps(graph)
     values = [v for n in graph.nodes for v in n.outputs]
-    return {v: _of(v) if v in maps else (row_major(v.rank),) for v in values}
+    found = {v: _of(v) if v in maps else (row_major(v.rank),) for v in values}
+    borders = {*graph.inputs, *graph.outputs}
+    if FIRST in without:
+        found |= {v: options[-1:] for v, options in found.items() if v not in borders}
+    if LAST in without:
+        found = {v: options[:1] for v, options in found.items()}
+    return found
 
 
 def _of(v: Value) -> tuple[Layout, ...]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+from fissile.cost.model import SCALAR
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.layout import Layout, Token, row_major
 from fissile.kernels.candidate import EMPTY, Candidate, Kernel, No
@@ -49,19 +50,17 @@ class Cpu:
         machine: Machine | None = None,
         threads: int | None = None,
         without: Collection[str] = (),
-        libraries: bool = True,
     ):
         """`threads`: as many as the model will run with; None: one per processor. `without`: names
-        of implementations that are not offered. `libraries`: may kernels call those that are on
-        the machine?"""
+        of implementations that are not offered, and of layouts."""
         self.graph = graph
         machine = machine or this_machine()
         self.machine = replace(machine, threads=threads) if threads else machine
         self.offered = tuple(
             i for i in IMPLEMENTATIONS
-            if i.name not in without and (not i.library or (libraries and found(i.library)))
+            if i.name not in without and (not i.library or found(i.library))
         )  # fmt: skip
-        self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph)
+        self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph, without)
         self.kernels: dict[str, Kernel | No] = {}
         self.legal: dict[str, bool] = {}
         self.offsets: dict[str, int | No] = {}
@@ -82,6 +81,11 @@ class Cpu:
     def efficiency(self) -> Mapping[str, float]:
         """The share of peak arithmetic that each implementation reaches, by its name."""
         return {i.name: i.efficiency for i in self.offered}
+
+    @property
+    def last_resorts(self) -> frozenset[str]:
+        """Implementations of scalar code."""
+        return frozenset(i.name for i in self.offered if i.efficiency < SCALAR)
 
     # -- candidates
 
