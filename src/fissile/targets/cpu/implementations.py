@@ -13,6 +13,7 @@ from fissile.targets.cpu.impls import (
     rows,
     strassen,
     windows,
+    winograd,
 )
 from fissile.targets.cpu.impls.implementation import Implementation
 
@@ -62,8 +63,12 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         "strassen", strassen.lower, strassen.takes, 0.95, variants=strassen.variants, rival=True
     ),
     Implementation("conv", conv.lower, _linear, 0.75),
+    Implementation(
+        "winograd", winograd.lower, winograd.takes, 0.75, variants=winograd.variants, rival=True,
+        saving=winograd.saving, error=winograd.error,
+    ),
     Implementation("window", windows.lower, _pools, 0.2),
     Implementation("rows", rows.lower, _reduces, 0.3),
     Implementation("loops", loops.lower, lambda region: not _moves_elements(region), 0.01),
-)
+)  # fmt: skip
 BY_NAME = {i.name: i for i in IMPLEMENTATIONS}

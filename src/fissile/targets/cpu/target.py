@@ -48,13 +48,16 @@ class Cpu:
         machine: Machine | None = None,
         threads: int | None = None,
         without: Collection[str] = (),
+        exact: bool = False,
     ):
         """`threads`: as many as the model will run with; None: one per processor. `without`: names
-        of implementations that are not offered."""
+        of implementations that are not offered. `exact`: nothing that adds to the error of the
+        definition is offered."""
         self.graph = graph
         machine = machine or this_machine()
         self.machine = replace(machine, threads=threads) if threads else machine
         self.offered = tuple(i for i in IMPLEMENTATIONS if i.name not in without)
+        self.exact = exact
         self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph)
         self.kernels: dict[str, Kernel | No] = {}
         self.legal: dict[str, bool] = {}
@@ -139,7 +142,12 @@ class Cpu:
                 continue
             bare = Candidate(region, impl.name, (), needs, gives)
             for params in impl.variants(bare, self.machine):
-                candidate = Candidate(region, impl.name, params, needs, gives)
+                candidate = replace(bare, params=params)
+                candidate = replace(
+                    candidate, saving=impl.saving(candidate), error=impl.error(candidate)
+                )
+                if self.exact and candidate.error:
+                    continue
                 if self.is_legal(candidate):
                     settled = settled or not impl.rival
                     yield candidate

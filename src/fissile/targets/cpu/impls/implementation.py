@@ -48,6 +48,7 @@ class Implementation:
     rival: offered beside others. Otherwise the first of the list that lowers a region is the only
         one that is not a rival.
     efficiency: the share of peak arithmetic that it reaches where memory does not limit it.
+    saving, error: what `Candidate` says of them, from a candidate with its parameters.
     """
 
     name: str
@@ -57,3 +58,5 @@ class Implementation:
     admits: Callable[[Sequence[Node]], bool] = one_anchor
     variants: Callable[[Candidate, Machine], Iterable[Params]] = plain
     rival: bool = False
+    saving: Callable[[Candidate], float] = lambda candidate: 1.0
+    error: Callable[[Candidate], float] = lambda candidate: 0.0
