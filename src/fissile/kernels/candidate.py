@@ -37,7 +37,7 @@ class No:
 class Candidate:
     """`needs` follow region.tensors, `gives` follow region.outputs. `params` is hashable.
 
-    saving: multiplications of the linear primitives by their definition over those that it executes.
+    saving: multiplications that define its linear primitives over those that it executes.
     error: the relative rms error that it is expected to add to that of the definition in f32.
     """
 

@@ -124,17 +124,15 @@ WINOGRAD_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.6875, -0.6875, 1.5, -1.5)}
 def winograd_filter(points: Sequence[float]) -> np.ndarray:
     """G of Winograd's F(m, 3), float64[m + 2, 3], for m + 1 finite points and infinity. Row i is
     (1, x, x^2) / product of x - y over the other points y, where x is point i (Toom and Cook)."""
-    rows = [
-        [x**k / math.prod(x - y for y in points if y != x) for k in range(3)] for x in points
-    ]
+    rows = [[x**k / math.prod(x - y for y in points if y != x) for k in range(3)] for x in points]
     return np.array([*rows, [0.0, 0.0, 1.0]])
 
 
 @packer
 def winograd_panels(array: np.ndarray, tile: int, width: int, vl: int) -> np.ndarray:
-    """Weights [m, c, 3, 3] as [panel][tap of G g G^T][c][width of the panel], in float64 and rounded
-    once; a panel takes the place of `width` channels, the last one is only as wide as its whole
-    vectors."""
+    """Weights [m, c, 3, 3] as [panel][tap of G g G^T][c][width of the panel], transformed in
+    float64 and rounded once; a panel takes the place of `width` channels, the last one is only as
+    wide as its whole vectors."""
     g = winograd_filter(WINOGRAD_POINTS[tile])
     u = np.einsum("ai,mcij,bj->abcm", g, array.astype(np.float64), g, optimize=True)
     taps, c, m = g.shape[0] ** 2, array.shape[1], array.shape[0]

@@ -32,6 +32,7 @@ from fissile.tiles.expr import Illegal
 LINE = 16  # floats in a cache line
 WORTHWHILE = 1.15  # modelled cycles of the direct convolution over ours
 INPUT, OUTPUT = {2: 60.0, 4: 260.0}, {2: 50.0, 4: 200.0}  # cycles to transform a tile's vector
+OUTPUT_OF = "auto l, vf a, int y, int x, int v"
 FROM_L2 = 1 / 32  # cycles for a byte
 
 
@@ -119,9 +120,7 @@ def _is_as_asked(c: Cut, asked: Mapping[str, Any]) -> bool:
 
 
 @cache
-def _cuts(
-    n: int, c: int, k: int, oh: int, ow: int, m: int, machine: Machine
-) -> tuple[Cut, ...]:
+def _cuts(n: int, c: int, k: int, oh: int, ow: int, m: int, machine: Machine) -> tuple[Cut, ...]:
     """`k` output channels. Every way worth a thought."""
     high, found = -(-oh // m), list[Cut]()
     for nv in (1, 2, 3, 4):
@@ -248,7 +247,7 @@ class _Winograd:
     # -- contractions and outputs
 
     def _panel(self, weights: str, size: int) -> list[str]:
-        s, c = self.s, self.s.c
+        c = self.s.c
         rows = block(
             f"for_rows<{self.cut.mr}, T>([&](auto mr, int64_t first) {{",
             [
@@ -277,7 +276,7 @@ class _Winograd:
         m, end = self.m, epilogue(self.candidate, self.writer, self.s)
         unroll = "true" if end.operations <= UNROLLED else "false"
         tile = f"u + i * (NV * VL), {self.products}, h1 - top, {self.s.ow} - left"
-        head = f"winograd_output<{m}, N, {unroll}>({tile}, [&](auto l, vf a, int y, int x, int v) {{"
+        head = f"winograd_output<{m}, N, {unroll}>({tile}, [&]({OUTPUT_OF}) {{"
         where = "const int64_t h = top + y, w = left + x, m = m0 + v * VL;"
         top = plus("h0", (m, f"(i / {self.wide})"))
         left = plus((m, f"(i % {self.wide})"))
