@@ -106,8 +106,9 @@ def compile(
     well_formed(graph)
     threads, toolchain = threads or usable_threads(), find()
     cpu, selection = choose(
-        graph, target, threads, budget_s(tune), store, toolchain, stages, without=without
-    )
+        graph, target, threads, budget_s(tune), store, toolchain, stages,
+        without=without, exact=accuracy == "exact",
+    )  # fmt: skip
     kernels = {c: k for c in selection.chosen if not c.is_alias and (k := cpu.kernel(c))}
     us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
     order = stages.observe("order", arrange(graph, selection.chosen))
@@ -151,12 +152,12 @@ def budget_s(tune: str | float) -> float:
 
 def choose(
     graph: Graph, target: str, threads: int, seconds: float, store: str | Path | None,
-    toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (),
+    toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (), exact: bool = False,
 ) -> tuple[Cpu, Selection]:  # fmt: skip
-    """From a graph to the chosen candidates."""
+    """From a graph to the chosen candidates. `exact`: of those that add no error."""
     if target != "cpu":
         raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
-    cpu = Cpu(graph, threads=threads, without=without)
+    cpu = Cpu(graph, threads=threads, without=without, exact=exact)
     regions = stages.observe("identify", identify(graph, cpu.limits, cpu.admissible))
     candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))
     offered = ablated(graph, candidates, without, cpu.last_resorts)

@@ -83,7 +83,7 @@ def bound_us(candidate: Candidate, machine: Calibration) -> float:
     if candidate.is_alias:
         return ALIAS_US
     linear = sum(flops(n) for n in candidate.region.nodes if kind(n) is Kind.LINEAR)
-    return machine.bound_us(linear, moved_bytes(candidate))
+    return machine.bound_us(linear / candidate.saving, moved_bytes(candidate))
 
 
 @dataclass
@@ -107,16 +107,18 @@ class Model:
     def _modelled_us(self, candidate: Candidate) -> float:
         size = moved_bytes(candidate)
         memory = size / self.machine.gb_per_s(size) * 1e-3
-        arithmetic = sum(self._arithmetic_us(n, candidate.impl) for n in candidate.region.nodes)
+        arithmetic = sum(self._arithmetic_us(n, candidate) for n in candidate.region.nodes)
         return self.machine.launch_us + max(memory, arithmetic) + 0.3 * min(memory, arithmetic)
 
-    def _arithmetic_us(self, node: Node, impl: str) -> float:
+    def _arithmetic_us(self, node: Node, candidate: Candidate) -> float:
+        impl = candidate.impl
+        saving = candidate.saving if kind(node) is Kind.LINEAR else 1.0
         efficiency = self.efficiency.get(impl, UNKNOWN)
         if kind(node) is Kind.ELEMENTWISE and efficiency > SCALAR:
             efficiency = ELEMENTWISE
         if node.prim == "conv" and node.attrs["groups"] > 1 and impl == "conv":
             efficiency = 0.2
-        return flops(node) / (self.machine.peak_gflops * efficiency) * 1e-3
+        return flops(node) / saving / (self.machine.peak_gflops * efficiency) * 1e-3
 
     def us(self, candidate: Candidate) -> float:
         if candidate.is_alias:
@@ -151,7 +153,8 @@ def sorts(candidate: Candidate) -> tuple[Sort, Sort]:
     )
     marks = sorted({n.prim for n in candidate.region.nodes if kind(n) not in (Kind.ELEMENTWISE,)})
     groups = [str(n.attrs["groups"] > 1) for n in candidate.region.nodes if n.prim == "conv"]
-    return (candidate.impl, layout, *groups, *marks), (candidate.impl, layout, *groups)
+    impl = (candidate.impl, f"{candidate.saving:.3g}")
+    return (*impl, layout, *groups, *marks), (*impl, layout, *groups)
 
 
 def prices(

@@ -35,13 +35,19 @@ class No:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """`needs` follow region.tensors, `gives` follow region.outputs. `params` is hashable."""
+    """`needs` follow region.tensors, `gives` follow region.outputs. `params` is hashable.
+
+    saving: multiplications that define its linear primitives over those that it executes.
+    error: the relative rms error that it is expected to add to that of the definition in f32.
+    """
 
     region: Region
     impl: str
     params: tuple[tuple[str, Any], ...]
     needs: tuple[Token, ...]
     gives: tuple[Token, ...]
+    saving: float = 1.0
+    error: float = 0.0
 
     @property
     def is_adapter(self) -> bool:

@@ -14,6 +14,7 @@ from fissile.targets.cpu.impls import (
     rows,
     strassen,
     windows,
+    winograd,
 )
 from fissile.targets.cpu.impls.implementation import Implementation
 
@@ -70,13 +71,18 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("map", maps.lower, _moves_elements, 0.5),
     Implementation("contraction", contractions.lower, _linear, 0.95),
     Implementation(
-        "strassen", strassen.lower, strassen.takes, 0.95, variants=strassen.variants, rival=True
+        "strassen", strassen.lower, strassen.takes, 0.93, variants=strassen.variants, rival=True,
+        saving=strassen.saving, error=strassen.error,
     ),
     Implementation("conv", conv.lower, _linear, 0.95),
+    Implementation(
+        "winograd", winograd.lower, winograd.takes, 0.75, variants=winograd.variants, rival=True,
+        saving=winograd.saving, error=winograd.error,
+    ),
     Implementation("window", windows.lower, _pools, 0.2),
     Implementation("rows", rows.lower, _reduces, 0.3),
     _of_library("openblas"),
     _of_library("onednn"),
     Implementation("loops", loops.lower, lambda region: not _moves_elements(region), 0.01),
-)
+)  # fmt: skip
 BY_NAME = {i.name: i for i in IMPLEMENTATIONS}

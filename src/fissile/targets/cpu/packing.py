@@ -116,3 +116,30 @@ def depthwise_taps(array: np.ndarray, vl: int) -> np.ndarray:
     out = np.zeros((math.prod(array.shape[1:]), -(-c // vl) * vl), np.float32)
     out[:, :c] = array.reshape(c, -1).T
     return out.reshape(-1)
+
+
+WINOGRAD_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.6875, -0.6875, 1.5, -1.5)}
+
+
+def winograd_filter(points: Sequence[float]) -> np.ndarray:
+    """G of Winograd's F(m, 3), float64[m + 2, 3], for m + 1 finite points and infinity. Row i is
+    (1, x, x^2) / product of x - y over the other points y, where x is point i (Toom and Cook)."""
+    rows = [[x**k / math.prod(x - y for y in points if y != x) for k in range(3)] for x in points]
+    return np.array([*rows, [0.0, 0.0, 1.0]])
+
+
+@packer
+def winograd_panels(array: np.ndarray, tile: int, width: int, vl: int) -> np.ndarray:
+    """Weights [m, c, 3, 3] as [panel][tap of G g G^T][c][width of the panel], transformed in
+    float64 and rounded once; a panel takes the place of `width` channels, the last one is only as
+    wide as its whole vectors."""
+    g = winograd_filter(WINOGRAD_POINTS[tile])
+    u = np.einsum("ai,mcij,bj->abcm", g, array.astype(np.float64), g, optimize=True)
+    taps, c, m = g.shape[0] ** 2, array.shape[1], array.shape[0]
+    u = u.reshape(taps, c, m)
+    out = np.zeros((-(-m // width), taps * c * width), np.float32)
+    for p, panel in enumerate(out):
+        part = u[:, :, p * width : (p + 1) * width]
+        lanes = -(-part.shape[2] // vl) * vl
+        panel[: taps * c * lanes].reshape(taps, c, lanes)[:, :, : part.shape[2]] = part
+    return out.reshape(-1)

@@ -50,9 +50,11 @@ class Cpu:
         machine: Machine | None = None,
         threads: int | None = None,
         without: Collection[str] = (),
+        exact: bool = False,
     ):
         """`threads`: as many as the model will run with; None: one per processor. `without`: names
-        of implementations that are not offered, and of layouts."""
+        of implementations that are not offered, and of layouts. `exact`: nothing that adds to the
+        error of the definition is offered."""
         self.graph = graph
         machine = machine or this_machine()
         self.machine = replace(machine, threads=threads) if threads else machine
@@ -60,6 +62,7 @@ class Cpu:
             i for i in IMPLEMENTATIONS
             if i.name not in without and (not i.library or found(i.library))
         )  # fmt: skip
+        self.exact = exact
         self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph, without)
         self.kernels: dict[str, Kernel | No] = {}
         self.legal: dict[str, bool] = {}
@@ -149,7 +152,12 @@ class Cpu:
                 continue
             bare = Candidate(region, impl.name, (), needs, gives)
             for params in impl.variants(bare, self.machine):
-                candidate = Candidate(region, impl.name, params, needs, gives)
+                candidate = replace(bare, params=params)
+                candidate = replace(
+                    candidate, saving=impl.saving(candidate), error=impl.error(candidate)
+                )
+                if self.exact and candidate.error:
+                    continue
                 if self.is_legal(candidate):
                     settled = settled or not impl.rival
                     yield candidate

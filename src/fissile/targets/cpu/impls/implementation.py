@@ -49,6 +49,7 @@ class Implementation:
         one that is not a rival.
     efficiency: the share of peak arithmetic that it reaches where memory does not limit it.
     library: what has to be on the machine for it (a name of `targets/cpu/libraries.py`).
+    saving, error: what `Candidate` says of them, from a candidate with its parameters.
     """
 
     name: str
@@ -59,3 +60,5 @@ class Implementation:
     variants: Callable[[Candidate, Machine], Iterable[Params]] = plain
     rival: bool = False
     library: str | None = None
+    saving: Callable[[Candidate], float] = lambda candidate: 1.0
+    error: Callable[[Candidate], float] = lambda candidate: 0.0

@@ -11,8 +11,10 @@ otherwise than one chain of fma would, by a factor of about two.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
+from fissile.cost.model import flops
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region
@@ -53,6 +55,17 @@ def _resident(rows: int, half_k: int, machine: Machine) -> int:
     """Blocks of rows whose seven left factors take half of the second cache."""
     fits = max(16, machine.l2_bytes // 2 // (4 * PARTS * max(half_k, 1)))
     return -(-rows // (2 * fits))
+
+
+def saving(candidate: Candidate) -> float:
+    """Multiplications of the definition over those of seven products."""
+    return 8 / 7
+
+
+def error(candidate: Candidate) -> float:
+    """Measured on normal data: 4.0e-8 sqrt(K), beyond 1.8e-8 sqrt(K) of one chain of fma."""
+    node = anchor_of(candidate)
+    return 3.6e-8 * math.sqrt(flops(node) / node.outputs[0].type.numel / 2)
 
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:

@@ -1,0 +1,301 @@
+"""Winograd's convolution: 3x3, stride 1, with m x m outputs for (m + 2)^2 multiplications.
+
+    y = A^T [ sum_c (G g G^T) o (B^T d B) ] A                                  (runtime/winograd.h)
+
+A tile of the kernel is a band of rows of m x m output tiles and a share of the panels of output
+channels. It transforms the inputs of the band, v[tap][tile][c]; then, for each panel, (m + 2)^2
+contractions over the channels give u[tap][tile][channel], which are transformed back while they are
+near, and end in the epilogue. The transformed weights pass once for each band.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fissile.ir.graph import Node
+from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.kernels.region import Region, is_scalar
+from fissile.targets.cpu.impls.anchor import CHANNELS, Slide, epilogue, find, lanes_of, slide
+from fissile.targets.cpu.impls.bands import Input, Tiling, whole
+from fissile.targets.cpu.impls.implementation import Params
+from fissile.targets.cpu.impls.lines import block, plus
+from fissile.targets.cpu.impls.shape import FROM_L3, LaneSplit, cover, step
+from fissile.targets.cpu.impls.tiled import UNROLLED, blocks, done, share_of
+from fissile.targets.cpu.impls.writer import Writer
+from fissile.targets.cpu.machine import Machine
+from fissile.tiles.expr import Illegal
+
+LINE = 16  # floats in a cache line
+WORTHWHILE = 1.15  # modelled cycles of the direct convolution over ours
+INPUT, OUTPUT = {2: 60.0, 4: 260.0}, {2: 50.0, 4: 200.0}  # cycles to transform a tile's vector
+OUTPUT_OF = "auto l, vf a, int y, int x, int v"
+FROM_L2 = 1 / 32  # cycles for a byte
+
+
+def takes(region: Region) -> bool:
+    """One 3x3 convolution, stride and dilation 1, one group, constant weights."""
+    nodes = [n for n in region.nodes if n.prim == "conv"]
+    return len(nodes) == 1 and _fits(nodes[0])
+
+
+def _fits(node: Node) -> bool:
+    k, a = node.inputs[1], node.attrs
+    plain = a["groups"] == 1 and {*a["strides"], *a["dilations"]} == {1}
+    return plain and k.shape[2:] == (3, 3) and k.is_constant and not is_scalar(k)
+
+
+def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
+    """The tile sizes that could be faster than the direct convolution."""
+    (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
+    s = slide(node, CHANNELS, (3, 3), node.inputs[1].shape[0], 1)
+    direct = s.n * s.oh * s.ow * s.m * s.c * 9 / machine.vl
+    for m in (2, 4):
+        if direct >= WORTHWHILE * cut(s, m, machine, {}).cycles:
+            yield (("m", m),)
+
+
+def saving(candidate: Candidate) -> float:
+    """Multiplications of the definition over (m + 2)^2 for m^2 outputs."""
+    m = candidate.param["m"]
+    return 9 * m * m / (m + 2) ** 2
+
+
+def error(candidate: Candidate) -> float:
+    """Measured on normal data beyond the error of a plain sum over 9 C terms, 5.4e-8 sqrt(C); its
+    own is 3.2e-8 sqrt(C) for m = 2, whose sums are shorter, and 9e-8 sqrt(C) for m = 4
+    (docs/decisions/007-winograd-points.md)."""
+    (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
+    return {2: 1e-8, 4: 7.2e-8}[candidate.param["m"]] * math.sqrt(node.inputs[1].shape[1])
+
+
+def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
+    """The kernel of a region with one 3x3 convolution, channels-last. f32 only. `params` holds m,
+    2 or 4."""
+    try:
+        node = find(candidate, ("conv",))
+        if not _fits(node):
+            raise Illegal("not a 3x3 convolution of stride 1 in one group with constant weights")
+        if lanes_of(candidate, node) != CHANNELS:
+            raise Illegal("the channels of the output are not innermost")
+        s = slide(node, CHANNELS, (3, 3), node.inputs[1].shape[0], 1)
+        return _Winograd(candidate, machine, s, candidate.param.get("m", 4)).kernel()
+    except Illegal as reason:
+        return reason.no
+
+
+# ---------------------------------------------------------------- how the work is cut
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Bands of `tiling.rows` output rows, panels of `lanes.nv` vectors, `mr` tiles in registers."""
+
+    m: int
+    mr: int
+    lanes: LaneSplit
+    tiling: Tiling
+    cycles: float
+
+    @property
+    def taps(self) -> int:
+        return (self.m + 2) ** 2
+
+
+def cut(s: Slide, m: int, machine: Machine, asked: Mapping[str, Any]) -> Cut:
+    """The cut of least modelled cycles; `asked` may fix mr, nv, rows and splits."""
+    cuts = _cuts(s.n, s.c, s.m, s.oh, s.ow, m, machine)
+    fits = [c for c in cuts if _is_as_asked(c, asked)]
+    if not fits:
+        raise Illegal(f"no cut fits {dict(asked)}")
+    return min(fits, key=lambda c: c.cycles)
+
+
+def _is_as_asked(c: Cut, asked: Mapping[str, Any]) -> bool:
+    own = {"mr": c.mr, "nv": c.lanes.nv, "rows": c.tiling.rows, "splits": c.tiling.splits}
+    return all(asked.get(k, v) == v for k, v in own.items())
+
+
+@cache
+def _cuts(n: int, c: int, k: int, oh: int, ow: int, m: int, machine: Machine) -> tuple[Cut, ...]:
+    """`k` output channels. Every way worth a thought."""
+    high, found = -(-oh // m), list[Cut]()
+    for nv in (1, 2, 3, 4):
+        lanes = LaneSplit(k, nv, machine.vl)
+        splits = [p for p in range(1, min(lanes.count, 16) + 1) if lanes.count % p == 0]
+        for tile_rows in sorted({-(-high // b) for b in range(1, high + 1)}):
+            tiles = [tile_rows * -(-ow // m)] * (high // tile_rows)
+            if rest := high % tile_rows:
+                tiles.append(rest * -(-ow // m))
+            mr = _rows_in_registers(tiles[0], lanes, machine)
+            for p in splits if nv * machine.vl < k else [1]:
+                tiling = Tiling(n, oh, m * tile_rows, p)
+                cycles = _cycles(c, k, m, mr, lanes, tiling, tiles, machine)
+                found.append(Cut(m, mr, lanes, tiling, cycles))
+    return tuple(found)
+
+
+def _rows_in_registers(tiles: int, lanes: LaneSplit, machine: Machine) -> int:
+    most = max(1, (machine.registers - 1 - lanes.nv) // lanes.nv - (lanes.nv == 1) * 2)
+    sizes = range(1, most + 1)
+    return min(sizes, key=lambda mr: (_steps(tiles, mr, lanes, machine), -mr))
+
+
+def _steps(tiles: int, mr: int, lanes: LaneSplit, machine: Machine) -> float:
+    """Cycles of one term of the sums of all outputs of one tap."""
+    return sum(
+        many * a * step(p, v, machine) for many, v, _ in lanes.kinds for a, p in cover(tiles, mr)
+    )
+
+
+def _cycles(
+    c: int, k: int, m: int, mr: int, lanes: LaneSplit, tiling: Tiling, tiles: list[int],
+    machine: Machine,
+) -> float:  # fmt: skip
+    """Contractions and transforms; the transformed inputs, which every panel reads, from the second
+    cache or the third; the weights, once for each band; threads that wait for the last tile."""
+    taps, vl, total = (m + 2) ** 2, machine.vl, sum(tiles)
+    contractions = taps * c * sum(_steps(t, mr, lanes, machine) for t in tiles)
+    inputs = total * tiling.splits * -(-c // vl) * INPUT[m]
+    outputs = total * -(-k // vl) * OUTPUT[m]
+    band = 4 * taps * tiles[0] * (c + lanes.width)
+    far = FROM_L3 if band > machine.l2_bytes * 0.8 else FROM_L2
+    reads = 4 * taps * total * c * lanes.count * far
+    weights = 4 * taps * c * k
+    stays = weights / tiling.splits <= machine.l2_bytes / 4
+    stream = weights * (1 if stays else len(tiles)) * FROM_L3 / 2
+    count = tiling.count
+    waves = -(-count // machine.threads) * machine.threads / count
+    return tiling.images * (contractions + inputs + outputs + reads + stream) * waves
+
+
+# ---------------------------------------------------------------- the kernel
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where tiles read. Row 0 and column 0 of the convolution's input stand at `lines`' `in`, less
+    the rows above the band; what lies outside of [0, h) x [0, w), moved by `lo`, is zero."""
+
+    input: Input
+    lo: tuple[int, int]
+    h: int
+    w: int
+
+
+class _Winograd:
+    def __init__(self, candidate: Candidate, machine: Machine, s: Slide, m: int):
+        self.candidate, self.machine, self.s, self.m = candidate, machine, s, m
+        self.cut = cut(s, m, machine, candidate.param)
+        self.writer = Writer(candidate)
+        self.wide = -(-s.ow // m)
+        self.high = self.cut.tiling.rows // m
+        self.row = _apart(s.c, machine.vl)
+        self.plane = _odd_lines(self.high * self.wide * self.row)
+        self.products = _odd_lines(self.high * self.wide * self.cut.lanes.width)
+
+    def kernel(self) -> Kernel:
+        writer, s, lanes = self.writer, self.s, self.cut.lanes
+        taps, tiling = self.cut.taps, self.cut.tiling
+        arguments = (self.m, lanes.width, self.machine.vl)
+        size = taps * s.c * lanes.width
+        weights = writer.packed(s.node.inputs[1], "winograd_panels", arguments, lanes.count * size)
+        source = self._source()
+        writer.local("v", taps * self.plane)
+        writer.local("u", taps * self.products)
+        share = block(f"{share_of('j', lanes.count, tiling)} {{", blocks("panel", lanes, "j", "j"))
+        head = [f"constexpr int64_t T = {plus((self.wide, 'high.value'))};"]
+        body = block(
+            "const auto tiles = [&](auto high) {",
+            [*head, *self._inputs(source), *self._panel(weights, size), *share],
+            "};",
+        )
+        return done(writer, self.machine, tiling, [*source.input.lines, *body, *self._calls()])
+
+    def _calls(self) -> list[str]:
+        """The last band may be lower."""
+        full, rest = f"tiles(Int<{self.high}>());", -(-self.s.oh // self.m) % self.high
+        if not rest:
+            return [full]
+        return [f"if (h1 - h0 == {self.cut.tiling.rows}) {full}", f"else tiles(Int<{rest}>());"]
+
+    # -- inputs
+
+    def _source(self) -> Source:
+        s = self.s
+        return Source(whole(self.candidate, self.writer, s, self.cut.tiling.rows), (0, 0), s.h, s.w)
+
+    def _inputs(self, source: Source) -> list[str]:
+        m, s, x = self.m, self.s, source.input
+        y = plus((m, f"(i / {self.wide})"))
+        left = plus((m, f"(i % {self.wide})"))
+        corner = plus("in", (x.row, "y"), (x.pixel, "left"))
+        inside = f"0, {s.h} - h0 - y, 0, {s.w} - left"
+        tile = f"{x.row}, {x.pixel}, {s.c}, {inside}"
+        place = plus("v", (self.row, "i"))
+        return block(
+            "for (int64_t i = 0; i < T; ++i) {",
+            [
+                f"const int64_t y = {y}, left = {left};",
+                f"winograd_input<{m}>({place}, {self.plane}, {corner}, {tile});",
+            ],
+        )
+
+    # -- contractions and outputs
+
+    def _panel(self, weights: str, size: int) -> list[str]:
+        c = self.s.c
+        rows = block(
+            f"for_rows<{self.cut.mr}, T>([&](auto mr, int64_t first) {{",
+            [
+                "vf c[mr.value][NV];",
+                "zero(c);",
+                f"contract(c, {c}, {plus('v', (self.plane, 'tap'), (self.row, 'first'))}, "
+                f"{self.row}, 1, k + tap * ({c} * NV * VL));",
+                f"store_tile({plus('u', (self.products, 'tap'))} + first * (NV * VL), NV * VL, c);",
+            ],
+            "});",
+        )
+        contractions = block(f"for (int64_t tap = 0; tap < {self.cut.taps}; ++tap) {{", rows)
+        return block(
+            "const auto panel = [&](auto vectors, auto channels, int64_t j) {",
+            [
+                "constexpr int NV = vectors.value, N = channels.value;",
+                f"const float* k = {plus(weights, (size, 'j'))};",
+                f"const int64_t m0 = {plus((self.cut.lanes.width, 'j'))};",
+                *contractions,
+                *self._outputs(),
+            ],
+            "};",
+        )
+
+    def _outputs(self) -> list[str]:
+        m, end = self.m, epilogue(self.candidate, self.writer, self.s)
+        unroll = "true" if end.operations <= UNROLLED else "false"
+        tile = f"u + i * (NV * VL), {self.products}, h1 - top, {self.s.ow} - left"
+        head = f"winograd_output<{m}, N, {unroll}>({tile}, [&]({OUTPUT_OF}) {{"
+        where = "const int64_t h = top + y, w = left + x, m = m0 + v * VL;"
+        top = plus("h0", (m, f"(i / {self.wide})"))
+        left = plus((m, f"(i % {self.wide})"))
+        return block(
+            "for (int64_t i = 0; i < T; ++i) {",
+            [
+                f"const int64_t top = {top}, left = {left};",
+                *block(head, [where, *end.lines], "});"),
+            ],
+        )
+
+
+def _apart(c: int, vl: int) -> int:
+    """Elements between the rows of a contraction: whole vectors, and never so that more than a few
+    rows fall into one set of the first cache."""
+    row = -(-c // vl) * vl
+    return row + LINE if row % (16 * LINE) == 0 else row
+
+
+def _odd_lines(size: int) -> int:
+    """Planes an odd number of cache lines apart, as one tile is read or written in all of them."""
+    return (-(-size // LINE) | 1) * LINE
