@@ -143,6 +143,50 @@ def test_results_are_fresh_and_calls_may_overlap(saved):
     first[0][:] = 0  # results belong to the caller
 
 
+def test_memory_of_results_is_used_again_only_when_nobody_holds_it(saved):
+    graph, folder = saved
+    exe = load(folder, threads=1)
+    holders = (
+        lambda y: y,
+        lambda y: y[1:, ::2],
+        lambda y: y.reshape(-1).view(np.uint32),
+        lambda y: np.from_dlpack(y),
+        memoryview,
+        lambda y: y.base,
+    )
+    held, addresses = [], set()
+    for seed in range(60):
+        inputs = feeds(graph, seed)
+        expected = evaluate(graph, inputs)
+        total, negative = exe(*inputs)
+        assert total.ctypes.data % 64 == 0 and total.flags.writeable
+        np.testing.assert_array_equal(total, expected[0])
+        np.testing.assert_array_equal(negative, expected[1])
+        addresses.add(total.ctypes.data)
+        if seed % 3 == 0:
+            hold = holders[seed // 3 % len(holders)](total)
+            held.append((hold, np.array(hold)))
+        del total, negative
+    for hold, before in held:
+        np.testing.assert_array_equal(np.asarray(hold), before)
+    assert len(addresses) <= len(held) + 2, "memory that nobody held was left lying"
+
+
+def test_inputs_that_are_read_only_or_of_another_order(saved):
+    graph, folder = saved
+    exe = load(folder, threads=1)
+    x, y = feeds(graph)
+    expected = evaluate(graph, (x, y))
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    wide = np.repeat(x, 2, axis=1)
+    for given in (fixed, np.asfortranarray(x), wide[:, ::2], x[::-1].copy()[::-1]):
+        np.testing.assert_array_equal(given, x)
+        np.testing.assert_array_equal(exe(given, y)[0], expected[0])
+    with pytest.raises(InputError, match="f32"):
+        exe(x.astype(">f4"), y)
+
+
 def test_zero_size(tmp_path):
     x = placeholder(of((0, 4)))
     graph = graph_of([x], [add(neg(x), x), neg(x)])
