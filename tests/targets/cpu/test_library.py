@@ -198,7 +198,8 @@ def test_an_artifact_names_what_it_needs(
 
 
 def test_an_artifact_without_libraries_needs_none(tmp_path: Path) -> None:
-    compile_model(save(_linear()), threads=1, tune=0, folder=tmp_path / "m", without=tuple(libraries.LIBRARIES))
+    none = tuple(libraries.LIBRARIES)
+    compile_model(save(_linear()), threads=1, tune=0, folder=tmp_path / "m", without=none)
     assert "libraries" not in read(tmp_path / "m").machine
     shown = subprocess.run(
         ["ldd", str(tmp_path / "m" / "libmodel.so")], capture_output=True, text=True, check=True
