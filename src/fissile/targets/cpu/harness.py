@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from fissile.cost.measure import Keyed
 from fissile.cost.store import Place, Timing, home
@@ -28,6 +29,7 @@ from fissile.kernels.candidate import Kernel, Param
 from fissile.targets.cpu.emit import RUNTIME, entry, kernel_includes, runtime_files
 from fissile.targets.cpu.host import usable_threads
 from fissile.targets.cpu.libraries import links
+from fissile.targets.cpu.machine import this_machine
 from fissile.targets.cpu.toolchain import CompileError, Toolchain
 
 BATCH = 20
@@ -55,11 +57,15 @@ class CpuBench:
     def place(self) -> Place:
         """The part of a store's key that this bench decides."""
         warmth = "" if self.cold_weights else " | warm weights"
-        runtime = hashlib.sha256("".join(runtime_files().values()).encode()).hexdigest()[:12]
+        parts = [RUNNER.read_text(), *runtime_files().values()]
+        runtime = hashlib.sha256("".join(parts).encode()).hexdigest()[:12]
         return Place(self.toolchain.identity + warmth, self.threads, f"{self.version}.{runtime}")
 
-    def time(self, kernels: Sequence[Keyed]) -> Mapping[str, Timing]:
-        """A timing for every key. Raises ToolchainError where the compiler cannot run."""
+    def time(
+        self, kernels: Sequence[Keyed], limits: Mapping[str, float] = MappingProxyType({})
+    ) -> Mapping[str, Timing]:
+        """A timing for every key. `limits`: microseconds above which nobody asks how many, by key.
+        Raises ToolchainError where the compiler cannot run."""
         share = min(BATCH, -(-len(kernels) // self.jobs))
         batches = [kernels[i : i + share] for i in range(0, len(kernels), max(1, share))]
         runner = build_runner(self.toolchain)
@@ -71,7 +77,7 @@ class CpuBench:
             for libraries, faults in built:
                 timings.update(faults)
                 for library, batch in libraries:
-                    timings.update(self._run(runner, library, batch))
+                    timings.update(self._run(runner, library, batch, limits))
         return timings
 
     def _build(
@@ -99,14 +105,17 @@ class CpuBench:
             raise ToolchainError(f"cannot write {source}: {error.strerror}") from None
         return [(library, batch)], {}
 
-    def _run(self, runner: Path, library: Path, batch: Sequence[Keyed]) -> dict[str, Timing]:
+    def _run(
+        self, runner: Path, library: Path, batch: Sequence[Keyed], limits: Mapping[str, float]
+    ) -> dict[str, Timing]:
         """Time one library; after a crash or a hang, the rest without the kernel at fault."""
         timings: dict[str, Timing] = {}
         left = list(batch)
         while left:
             names = {k.name: key for key, k in left}
-            orders = "".join(_order(k) for _, k in left)
-            command = [str(runner), str(library), str(self.threads), str(int(self.cold_weights))]
+            orders = "".join(_order(k, limits.get(key, 0.0)) for key, k in left)
+            cold, l2_bytes = int(self.cold_weights), this_machine().l2_bytes
+            command = [str(a) for a in (runner, library, self.threads, cold, l2_bytes)]
             status, output = _executed(command, orders)
             timings.update(_timings(output, names))
             if status == 0:
@@ -169,11 +178,12 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def _order(kernel: Kernel) -> str:
-    """What the runner reads about a kernel: name, tiles, scratch, then fill, role and bytes of
-    pointers."""
+def _order(kernel: Kernel, limit_us: float) -> str:
+    """What the runner reads about a kernel: name, limit, tiles, scratch, then fill, role and bytes
+    of pointers."""
     params = " ".join(f"{_fill(p)}{p.role[0]}{_bytes(p)}" for p in kernel.params)
-    return f"{kernel.name} {kernel.tiles} {kernel.scratch_bytes} {len(kernel.params)} {params}\n"
+    size = f"{kernel.tiles} {kernel.scratch_bytes} {len(kernel.params)}"
+    return f"{kernel.name} {limit_us:.4f} {size} {params}\n"
 
 
 def _fill(param: Param) -> str:
@@ -202,13 +212,13 @@ def _executed(command: Sequence[str], text: str) -> tuple[int | None, str]:
 
 
 def _timings(output: str, names: Mapping[str, str]) -> dict[str, Timing]:
-    """Lines `time NAME LEAST_US MEDIAN_US`."""
+    """Lines `time NAME US MEDIAN_US`."""
     found: dict[str, Timing] = {}
     for line in output.splitlines():
         words = line.split()
         if len(words) == 4 and words[0] == "time":
-            least, median = float(words[2]), float(words[3])
-            found[names[words[1]]] = Timing(least, (median - least) / max(least, 1e-6))
+            us, median = float(words[2]), float(words[3])
+            found[names[words[1]]] = Timing(us, (median - us) / max(us, 1e-6))
     return found
 
 

@@ -1,13 +1,21 @@
-// Times the kernels of a shared library.
+// Times the kernels of a shared library, with every cache as the rest of a program would leave it.
 //
-//   runner LIBRARY THREADS COLD < ORDERS
+//   runner LIBRARY THREADS COLD L2_BYTES < ORDERS
 //
-// An order is a line: NAME TILES SCRATCH_BYTES COUNT then COUNT pointers such as fn4096: fill (f, d, h, b: random
-// normal floats; z: zeros), role (need, constant, give), bytes. Kernels are visited in turn; a visit is one untimed call,
-// then timed calls, each after the constants have been evicted from cache if COLD is 1. Writes, flushed line by line:
+// An order is a line: NAME LIMIT_US TILES SCRATCH_BYTES COUNT then COUNT pointers such as fn4096: fill (f, d, h, b:
+// random normal floats; z: zeros), role (need, constant, give), bytes. Before every timed call
+//
+//   constants  are evicted to memory, if COLD is 1: the other weights of a network pass through the caches;
+//   results    of the size of L2 or more are evicted too: their memory was used long ago;
+//   code       and smaller results go as far as L3: a sweep over twice the L2 of every thread pushes them there;
+//   needs      are written again, first to last, by all threads, as the kernel before would: so they lie in L2 where
+//              they are small enough, the rest in L3 or memory, and the threads are awake.
+//
+// Kernels are visited in turn. One is done when its time is known: when a visit found nothing faster, when enough has
+// been spent, or when it is slower than LIMIT_US, above which nobody asks (0: none). Writes, flushed line by line:
 //
 //   start NAME                      before every visit
-//   time NAME LEAST_US MEDIAN_US    when all visits are done
+//   time NAME US MEDIAN_US          when all visits are done; US is the lower quartile
 //
 // Kernels run one at a time, so all share the memory of their inputs, constants and results.
 #include <dlfcn.h>
@@ -29,12 +37,14 @@
 namespace {
 
 typedef void (*entry_fn)(void** p, char* scratch, long begin, long end);
-constexpr int visits = 5, most_samples = 8;
-constexpr double visit_us = 2000, enough_us = 150000;
+constexpr int visits = 6, least_visits = 2, visit_samples = 6, least_samples = 8;
+constexpr double visit_us = 3000, enough_us = 120000;
+constexpr double stable = 1.01;  // a visit found nothing faster
 
 struct Pointer { char fill, role; size_t bytes; void* at; };
 struct Kernel {
   std::string name;
+  double limit_us;
   long tiles;
   size_t scratch;
   std::vector<Pointer> pointers;
@@ -42,6 +52,7 @@ struct Kernel {
   entry_fn entry;
   std::vector<double> us;
   double spent;
+  bool done;
 };
 
 double now_us() {
@@ -109,46 +120,87 @@ void fence() {
 #endif
 }
 
-struct Call { Kernel* k; char* scratch; size_t scratch_step; };
+struct Bench {
+  fissile::pool* pool;
+  int threads;
+  bool cold;
+  double overhead_us;
+  size_t l2_bytes, sweep_bytes, scratch_bytes;  // of one thread
+  char *sweep, *scratch;
+};
+
+struct Call { const Bench* bench; Kernel* k; };
 
 void run_tiles(void* arg, int64_t begin, int64_t end, int thread) {
   Call* c = (Call*)arg;
-  c->k->entry(c->k->p.data(), c->scratch + thread * c->scratch_step, begin, end);
+  c->k->entry(c->k->p.data(), c->bench->scratch + thread * c->bench->scratch_bytes, begin, end);
+}
+
+void touch(char* at, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) *(volatile char*)(at + i) = *(volatile char*)(at + i);
+}
+
+// What the rest of the program did in one thread.
+void leave(const Bench& b, const Kernel& k, int64_t thread) {
+  touch(b.sweep + thread * b.sweep_bytes, b.sweep_bytes);
+  for (const Pointer& p : k.pointers) {
+    if (p.role != 'n') continue;
+    size_t from = p.bytes * thread / b.threads, to = p.bytes * (thread + 1) / b.threads;
+    touch((char*)p.at + from, to - from);
+  }
 }
 
 // In a program the threads are awake, because the kernel before ended a moment ago. Each takes a tile and waits for the
 // others, but not for long.
-void gather(fissile::pool* pool) {
-  int threads = fissile::pool_threads(pool);
-  if (threads == 1) return;
+void gather(const Bench& b, const Kernel& k) {
   std::atomic<int> here{0};
   double start = now_us();
-  fissile::pool_wake(pool);
-  fissile::parallel(pool, threads, [&](int64_t, int64_t, int) {
+  fissile::pool_wake(b.pool);
+  fissile::parallel(b.pool, b.threads, [&](int64_t begin, int64_t end, int) {
     here.fetch_add(1);
-    while (here.load() < threads && now_us() - start < 500) {}
+    while (here.load() < b.threads && now_us() - start < 500) {}
+    for (int64_t tile = begin; tile < end; tile++) leave(b, k, tile);
   });
 }
 
-double sample(fissile::pool* pool, Call& c, bool cold, double overhead) {
-  if (cold) {
-    for (const Pointer& p : c.k->pointers)
-      if (p.role == 'c') evict(p);
-    fence();
-  }
-  gather(pool);
+double sample(const Bench& b, Kernel& k) {
+  Call c{&b, &k};
+  for (const Pointer& p : k.pointers)
+    if (p.role == 'c' ? b.cold : p.role == 'g' && p.bytes >= b.l2_bytes) evict(p);
+  fence();
+  gather(b, k);
   double start = now_us();
-  fissile::parallel(pool, run_tiles, &c, c.k->tiles);
-  return std::max(1e-3, now_us() - start - overhead);
+  fissile::parallel(b.pool, run_tiles, &c, k.tiles);
+  return std::max(1e-3, now_us() - start - b.overhead_us);
+}
+
+double quantile(std::vector<double> us, double q) {
+  std::sort(us.begin(), us.end());
+  return us[(size_t)(q * (us.size() - 1))];
+}
+
+// Some samples more; done when they say nothing new.
+void visit(const Bench& b, Kernel& k, int number) {
+  double start = now_us(), known = k.us.empty() ? 1e18 : quantile(k.us, 0.25), least = 1e18;
+  sample(b, k);  // pages, branch predictors, clock
+  for (int i = 0; i < visit_samples; i++) {
+    k.us.push_back(sample(b, k));
+    least = std::min(least, k.us.back());
+    if (now_us() - start > visit_us) break;
+  }
+  k.spent += now_us() - start;
+  bool settled = number + 1 >= least_visits && k.us.size() >= least_samples && quantile(k.us, 0.25) * stable > known;
+  k.done = settled || k.spent > enough_us || (k.limit_us > 0 && least > k.limit_us);
 }
 
 bool read(void* library, std::vector<Kernel>& kernels) {
   char name[256];
+  double limit_us;
   long tiles;
   size_t scratch;
   int count;
-  while (scanf("%255s %ld %zu %d", name, &tiles, &scratch, &count) == 4) {
-    Kernel k{name, tiles, scratch, {}, {}, nullptr, {}, 0};
+  while (scanf("%255s %lf %ld %zu %d", name, &limit_us, &tiles, &scratch, &count) == 5) {
+    Kernel k{name, limit_us, tiles, scratch, {}, {}, nullptr, {}, 0, false};
     for (int i = 0; i < count; i++) {
       Pointer p{};
       if (scanf(" %c%c%zu", &p.fill, &p.role, &p.bytes) != 3) return false;
@@ -202,40 +254,36 @@ void pin() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) return 2;
+  if (argc != 5) return 2;
   void* library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
   std::vector<Kernel> kernels;
   if (!library || !read(library, kernels)) {
     printf("cannot load %s: %s\n", argv[1], library ? "an order does not fit it" : dlerror());
     return 3;
   }
-  int threads = atoi(argv[2]);
-  bool cold = atoi(argv[3]) != 0;
-  if (threads <= 1) pin();
+  int threads = std::max(1, atoi(argv[2]));
+  if (threads == 1) pin();
   place(kernels);
-  size_t scratch_step = 64;
-  for (const Kernel& k : kernels) scratch_step = std::max(scratch_step, (k.scratch + 127) / 64 * 64);
-  char* scratch = (char*)fissile::aligned_alloc64(scratch_step * std::max(1, threads));
-  if (!scratch) return 3;
-  memset(scratch, 0, scratch_step * std::max(1, threads));
+  size_t l2 = atol(argv[4]);
   fissile::pool* pool = fissile::pool_create(threads);
-  double overhead = clock_us();
+  threads = fissile::pool_threads(pool);
+  Bench b{pool, threads, atoi(argv[3]) != 0, clock_us(), l2, 2 * l2, 64, nullptr, nullptr};
+  for (const Kernel& k : kernels) b.scratch_bytes = std::max(b.scratch_bytes, (k.scratch + 127) / 64 * 64);
+  b.sweep = (char*)fissile::aligned_alloc64(b.sweep_bytes * threads);
+  b.scratch = (char*)fissile::aligned_alloc64(b.scratch_bytes * threads);
+  if (!b.sweep || !b.scratch) return 3;
+  memset(b.sweep, 0, b.sweep_bytes * threads);
+  memset(b.scratch, 0, b.scratch_bytes * threads);
 
-  for (int visit = 0; visit < visits; visit++) {
+  for (int number = 0; number < visits; number++) {
     for (Kernel& k : kernels) {
+      if (k.done) continue;
       printf("start %s\n", k.name.c_str()), fflush(stdout);
-      if (visit > 1 && k.spent > enough_us) continue;
-      Call c{&k, scratch, scratch_step};
-      double warm = sample(pool, c, false, overhead);
-      int samples = std::max(1, std::min(most_samples, (int)(visit_us / warm)));
-      for (int i = 0; i < samples; i++) k.us.push_back(sample(pool, c, cold, overhead));
-      k.spent += warm * (samples + 1);
+      visit(b, k, number);
     }
   }
-  for (Kernel& k : kernels) {
-    std::sort(k.us.begin(), k.us.end());
-    printf("time %s %.4f %.4f\n", k.name.c_str(), k.us[0], k.us[k.us.size() / 2]);
-  }
-  fissile::pool_destroy(pool);
+  for (Kernel& k : kernels)
+    printf("time %s %.4f %.4f\n", k.name.c_str(), quantile(k.us, 0.25), quantile(k.us, 0.5));
+  fissile::pool_destroy(b.pool);
   return 0;
 }

@@ -5,14 +5,22 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace fissile {
 
-// Rounded up to whole vectors, so that a vector that starts inside may be read whole. Null when
-// memory is out.
+// Rounded up to whole vectors, so that a vector that starts inside may be read whole. Much memory
+// lies in huge pages, where the system has them. Null when memory is out.
 inline void* aligned_alloc64(size_t bytes) {
+  const size_t huge = 2 << 20, size = (bytes + 127) / 64 * 64;
   void* p = nullptr;
-  return posix_memalign(&p, 64, (bytes + 127) / 64 * 64) == 0 ? p : nullptr;
+  if (posix_memalign(&p, size < huge ? 64 : huge, size) != 0) return nullptr;
+#if defined(__linux__)
+  if (size >= huge) madvise(p, size, MADV_HUGEPAGE);
+#endif
+  return p;
 }
 inline void aligned_free64(void* p) { free(p); }
 
