@@ -155,7 +155,7 @@ class _Planner:
         for i, (value, p) in enumerate(zip(self.graph.outputs, outputs, strict=True)):
             if not isinstance(p.root, _Root) or p.root.slot or p.offset:
                 continue
-            if p.root.token.value.type.size_bytes == value.type.size_bytes:
+            if p.root.token.size_bytes == value.type.size_bytes:
                 p.root.slot = Slot("output", i, 0)
 
     def _place_rest(self, outputs: Sequence[_Place]) -> tuple[int, int]:
@@ -164,7 +164,7 @@ class _Planner:
             if isinstance(p.root, _Root):
                 p.root.last = len(self.launches)
         rest = [r for r in self.roots if r.slot is None]
-        spans = [Span(aligned(r.token.value.type.size_bytes), r.first, r.last) for r in rest]
+        spans = [Span(aligned(r.token.size_bytes), r.first, r.last) for r in rest]
         offsets, size = place(spans)
         for root, offset in zip(rest, offsets, strict=True):
             root.slot = Slot("arena", 0, offset)
@@ -191,5 +191,5 @@ def _slot(p: _Place) -> Slot:
 
 def _buffer(root: _Root) -> Buffer:
     assert root.slot is not None
-    size = root.token.value.type.size_bytes
+    size = root.token.size_bytes
     return Buffer(root.token, root.slot, size, root.first, root.last, tuple(root.aliases))

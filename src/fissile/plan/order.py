@@ -39,7 +39,7 @@ class _Problem:
 
     def size_bytes(self, token: Token) -> int:
         """Arena bytes of a root. Outputs lie in the caller's memory."""
-        return 0 if token in self.outputs else aligned(token.value.type.size_bytes)
+        return 0 if token in self.outputs else aligned(token.size_bytes)
 
 
 def arrange(graph: Graph, chosen: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -197,7 +197,7 @@ def _depth_first(problem: _Problem, fallback: list[int]) -> list[int]:
             done[k] = None
             continue
         stack.append((k, True))
-        operands = sorted(problem.needs[k], key=lambda t: (t.value.type.size_bytes, giver[t]))
+        operands = sorted(problem.needs[k], key=lambda t: (t.size_bytes, giver[t]))
         stack.extend((giver[t], False) for t in operands if giver[t] not in done)
     return list(done)
 

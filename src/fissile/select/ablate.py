@@ -4,6 +4,7 @@
     program         regions are fused greedily; the program chooses layouts and implementations only
     recomputation   every primitive is executed once (`select(..., once=True)`)
     channels-first, channels-last    values lie in the other order only (the target's layouts)
+    columns         no matrix lies transposed
 
 Greedy fusion takes the anchors (contractions and convolutions, pools, reductions, the rest) one
 after another and gives each the largest region around it that some implementation computes, whose
@@ -18,7 +19,7 @@ from fissile.ir.graph import Graph, Node
 from fissile.ir.prims import Kind, kind
 from fissile.kernels.candidate import Candidate
 
-PARTS = ("fusion", "program", "recomputation", "channels-first", "channels-last")
+PARTS = ("fusion", "program", "recomputation", "channels-first", "channels-last", "columns")
 _ANCHORS = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
 
 

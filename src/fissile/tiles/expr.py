@@ -30,6 +30,7 @@ from fissile.tiles.index import (
     reshape_index,
     table,
 )
+from fissile.tiles.place import place
 
 Point = tuple[Index, ...]
 
@@ -117,7 +118,11 @@ Leaf = Callable[[Point], Expr]
 
 def memory(pointer: str, value: Value, layout: Layout, origin: Point | None = None) -> Leaf:
     """A dense tensor in memory."""
-    return strided(pointer, layout.strides(value.shape), value.type.dtype, origin)
+    if not layout.tile:
+        return strided(pointer, layout.strides(value.shape), value.type.dtype, origin)
+    if origin is not None:
+        raise Illegal("a part of a tiled tensor")
+    return lambda point: Load(pointer, place(layout, point, value.shape), value.type.dtype)
 
 
 def strided(

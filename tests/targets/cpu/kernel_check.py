@@ -38,9 +38,8 @@ import numpy as np
 from fissile.compile import implement
 from fissile.ir.evaluate import apply
 from fissile.ir.graph import Graph, Value
-from fissile.ir.layout import Layout
 from fissile.ir.prims import Kind, kind
-from fissile.ir.types import BOOL, TensorType
+from fissile.ir.types import BOOL
 from fissile.kernels.candidate import Candidate, Kernel, parameter_value
 from fissile.kernels.identify import identify
 from fissile.kernels.region import Region
@@ -53,6 +52,9 @@ from fissile.targets.cpu.libraries import links
 from fissile.targets.cpu.packing import pack
 from fissile.targets.cpu.target import Cpu
 from fissile.targets.cpu.toolchain import CompileError, Toolchain, find
+
+sys.path.insert(0, str(Path(__file__).parent))
+from running import from_memory, to_memory
 
 BATCH, JOBS = 40, 2
 TOLERANCE = 2e-5  # of an output's scale
@@ -154,15 +156,6 @@ class Guarded:
 
     def free(self) -> None:
         _LIBC.munmap(self.base, self.total)
-
-
-def to_memory(array: np.ndarray, layout: Layout) -> np.ndarray:
-    return np.ascontiguousarray(np.transpose(array, layout.order))
-
-
-def from_memory(data: np.ndarray, type: TensorType, layout: Layout) -> np.ndarray:
-    stored = data.view(type.dtype.numpy).reshape([type.shape[a] for a in layout.order])
-    return np.transpose(stored, np.argsort(layout.order))
 
 
 # ---------------------------------------------------------------- inputs and the oracle
@@ -302,7 +295,7 @@ def run(
                     )
                 buffers.append(_filled(array, at_end, poison))
             else:
-                buffers.append(Guarded(c.gives[p.index].value.type.size_bytes, at_end, poison))
+                buffers.append(Guarded(c.gives[p.index].size_bytes, at_end, poison))
         scratch = Guarded(-(-kernel.scratch_bytes // 64) * 64, at_end, poison)
         buffers.append(scratch)
         pairs = list(zip(kernel.params, buffers, strict=False))  # all but the scratch
@@ -434,7 +427,7 @@ _SUMS = ("reduce_sum", "reduce_mean", "reduce_prod", "window_sum")
 def _check_alias(c: Candidate, inputs: Sequence[np.ndarray]) -> list[str]:
     (need,), (give,) = c.needs, c.gives
     memory = to_memory(inputs[0], need.layout).reshape(-1).view(np.uint8)
-    offset, size = c.param["offset_bytes"], give.value.type.size_bytes
+    offset, size = c.param["offset_bytes"], give.size_bytes
     if offset < 0 or offset + size > memory.size:
         return [f"the alias leaves its memory: {offset} + {size} of {memory.size}"]
     want = to_memory(oracle(c, inputs, False)[0], give.layout).reshape(-1).view(np.uint8)

@@ -131,12 +131,34 @@ def guarded(array: np.ndarray) -> Guarded:
 
 
 def to_memory(array: np.ndarray, layout: Layout) -> np.ndarray:
-    return np.ascontiguousarray(np.transpose(array, layout.order))
+    """As it lies in memory; what fills up last blocks is marked by NaN or the largest number."""
+    for axis, size in layout.tile:
+        extra = [(0, -n % size if a == axis else 0) for a, n in enumerate(array.shape)]
+        rest = np.nan if array.dtype.kind == "f" else 99
+        array = np.pad(array, extra, constant_values=rest) if any(e for _, e in extra) else array
+    split, order = _split(array.shape, layout)
+    return np.ascontiguousarray(np.transpose(array.reshape(split), order))
 
 
 def from_memory(data: np.ndarray, type: TensorType, layout: Layout) -> np.ndarray:
-    stored = data.view(type.dtype.numpy).reshape([type.shape[a] for a in layout.order])
-    return np.transpose(stored, np.argsort(layout.order))
+    blocks = dict(layout.tile)
+    padded = tuple(-(-n // blocks.get(a, 1)) * blocks.get(a, 1) for a, n in enumerate(type.shape))
+    split, order = _split(padded, layout)
+    stored = data.view(type.dtype.numpy).reshape([split[k] for k in order])
+    whole = np.transpose(stored, np.argsort(order)).reshape(padded)
+    return whole[tuple(slice(n) for n in type.shape)]
+
+
+def _split(shape: Sequence[int], layout: Layout) -> tuple[list[int], list[int]]:
+    """The shape with every tiled axis as two, and the order of these axes in memory."""
+    blocks, split, outer, inner = dict(layout.tile), [], {}, {}
+    for a, n in enumerate(shape):
+        outer[a] = len(split)
+        split.append(n // blocks.get(a, 1))
+        if a in blocks:
+            inner[a] = len(split)
+            split.append(blocks[a])
+    return split, [*(outer[a] for a in layout.order), *(inner[a] for a, _ in layout.tile)]
 
 
 def partitions(tiles: int) -> Iterator[list[tuple[int, int]]]:
@@ -209,4 +231,4 @@ def buffer_of(candidate: Candidate, kernel: Kernel, param, inputs: Sequence[np.n
     if param.role == "constant":
         value = parameter_value(candidate, param)
         return guarded(value.array if param.packing is None else pack(value.array, param.packing))
-    return Guarded(candidate.gives[param.index].value.type.size_bytes)
+    return Guarded(candidate.gives[param.index].size_bytes)

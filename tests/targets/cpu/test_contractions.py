@@ -106,6 +106,13 @@ def test_resizes_along_an_axis(layout: Layout | None, spec: str) -> None:
     check(y, {x: layout, y: layout} if layout else {})
 
 
+def test_a_constant_left_operand_is_laid_out_when_the_model_is_built() -> None:
+    x = placeholder(of([2, 90, 70]))
+    for shape, spec in (((70, 80), "bsk,kn->bns"), ((2, 70, 80), "bsk,bkn->bns")):
+        text = check(p.contract(x, p.constant(noise(*shape)), spec) + 1.0)
+        assert " a + " not in text and "float* a" not in text
+
+
 def test_prologues_are_packed() -> None:
     x, z = placeholder(of([1, 40, 64])), placeholder(of([64, 48]))
     check(p.contract(p.maximum(x, 0.0), p.exp(z), "abk,kn->abn"))

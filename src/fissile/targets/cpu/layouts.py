@@ -1,9 +1,9 @@
 """Which layouts each value may have on a CPU.
 
 A feature map (a value that convolutions, pools and what stands between them read or give) may lie
-channels-first or channels-last; every other value is row-major. Where both orders are the same
-memory, such as one channel or one pixel, there is one layout only, so that no adapter is ever paid
-for nothing.
+channels-first or channels-last; matrices around contractions may lie by columns where `matrices`
+says so; every other value is row-major. Where two orders are the same memory, such as one channel
+or one pixel, there is one layout only, so that no adapter is ever paid for nothing.
 """
 
 from __future__ import annotations
@@ -11,31 +11,37 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fissile.ir.graph import Graph, Node, Value
-from fissile.ir.layout import Layout, channels_last, row_major
+from fissile.ir.layout import Layout, channels_last, row_major, turned
 from fissile.ir.prims import Kind, kind
+from fissile.targets.cpu.matrices import turnable
 
 _CARRIES = ("pad", "slice", "concat", "broadcast", "gather")
 
 
-FIRST, LAST = "channels-first", "channels-last"
+FIRST, LAST, COLUMNS = "channels-first", "channels-last", "columns"
 
 
 def layouts(graph: Graph, without: Collection[str] = ()) -> Mapping[Value, tuple[Layout, ...]]:
-    """Row-major first, then channels-last where the value is a feature map. `without` may name one
-    of the two, which then only inputs and outputs of the graph have."""
+    """Row-major first, then channels-last where the value is a feature map, or by columns where it
+    may be. `without` may name one of them; inputs and outputs of the graph are row-major always."""
     maps = feature_maps(graph)
-    values = [v for n in graph.nodes for v in n.outputs]
-    found = {v: _of(v) if v in maps else (row_major(v.rank),) for v in values}
+    matrices = frozenset() if COLUMNS in without else turnable(graph)
     borders = {*graph.inputs, *graph.outputs}
-    if FIRST in without:
-        found |= {v: options[-1:] for v, options in found.items() if v not in borders}
-    if LAST in without:
-        found = {v: options[:1] for v, options in found.items()}
-    return found
+
+    def of(v: Value) -> tuple[Layout, ...]:
+        if v in maps:
+            both = _apart(v, channels_last(v.rank))
+            if FIRST in without and v not in borders:
+                return both[-1:]
+            return both[:1] if LAST in without else both
+        return _apart(v, turned(v.rank)) if v in matrices else (row_major(v.rank),)
+
+    return {v: of(v) for n in graph.nodes for v in n.outputs}
 
 
-def _of(v: Value) -> tuple[Layout, ...]:
-    first, last = row_major(v.rank), channels_last(v.rank)
+def _apart(v: Value, last: Layout) -> tuple[Layout, ...]:
+    """Row-major and another layout, where they differ."""
+    first = row_major(v.rank)
 
     def steps(layout: Layout) -> list[int]:
         return [s for s, e in zip(layout.strides(v.shape), v.shape, strict=True) if e > 1]

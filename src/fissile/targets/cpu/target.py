@@ -1,8 +1,9 @@
 """The CPU: which candidates exist for a region, and the kernels they lower to.
 
 Every region is tried in channels-first and in channels-last throughout, and mixed where it touches
-an input or output of the graph, which are row-major. What no implementation takes is refused with a
-reason; a primitive that nothing takes at all is the caller's error to report.
+an input or output of the graph, which are row-major, or multiplies matrices that may be transposed.
+What no implementation takes is refused with a reason; a primitive that nothing takes at all is the
+caller's error to report.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.layouts import layouts
 from fissile.targets.cpu.libraries import found
 from fissile.targets.cpu.machine import Machine, this_machine
+from fissile.targets.cpu.matrices import turnable
 from fissile.tiles.nest import probing
 
 
@@ -67,6 +69,7 @@ class Cpu:
         self.kernels: dict[str, Kernel | No] = {}
         self.legal: dict[str, bool] = {}
         self.offsets: dict[str, int | No] = {}
+        self._matrices = turnable(graph)
         self._borders = {*graph.inputs, *graph.outputs}
 
     # -- regions
@@ -114,7 +117,12 @@ class Cpu:
         if all(len(self.layouts[v]) == 1 for v in values):
             yield self._tokens(region.tensors, 0), self._tokens(region.outputs, 0)
             return
-        mixed = any(v in self._borders for v in values) or _only_moves(region)
+        mixed = (
+            any(v in self._borders for v in values)
+            or _only_moves(region)
+            or (any(v in self._matrices for v in values) and _multiplies(region))
+        )
+        seen: set[tuple[tuple[Token, ...], tuple[Token, ...]]] = set()
         for a, b in product((0, -1), (0, -1)):
             if a != b and not mixed:
                 continue
@@ -124,7 +132,10 @@ class Cpu:
                 else Token(v, self.layouts[v][a])
                 for v in region.tensors
             )
-            yield needs, self._tokens(region.outputs, b)
+            tokens = needs, self._tokens(region.outputs, b)
+            if tokens not in seen:
+                seen.add(tokens)
+                yield tokens
 
     def _tokens(self, values: tuple[Value, ...], which: int) -> tuple[Token, ...]:
         return tuple(Token(v, self.layouts[v][which]) for v in values)
@@ -183,6 +194,10 @@ class Cpu:
             return Writer(candidate).kernel([], tiles=0)
         impl = BY_NAME["map" if candidate.is_adapter else candidate.impl]
         return impl.lower(candidate, self.machine)
+
+
+def _multiplies(region: Region) -> bool:
+    return any(n.prim == "contract" for n in region.nodes)
 
 
 def _only_moves(region: Region) -> bool:

@@ -146,6 +146,8 @@ class _Contraction:
     def _left(self) -> Side:
         e = self._plain(self.p.left, o=self.o, m=self.m, k=self.k)
         if e is None or (self.K > 1 and e.address.coefficient(self.k) > 64):
+            if self.p.left.value in self.candidate.region.parameters:
+                return self._constant_left()
             return Side("a", self.K, 1, packs=True)
         base = (
             e.address
@@ -157,6 +159,17 @@ class _Contraction:
             e.address.coefficient(self.m),
             e.address.coefficient(self.k),
         )
+
+    def _constant_left(self) -> Side:
+        """By rows, laid out when the model is built."""
+        p = self.p
+        own = tuple(x for x in p.o if x in p.left.labels)
+        axes = tuple(tuple(p.left.labels.index(x) for x in g) for g in (own, p.m, p.k))
+        size = self.M * self.K
+        pointer = self.w.packed(p.left.value, "panels", (*axes, self.K), p.size(own) * size)
+        del self.leaves[p.left.value]  # who else reads it would find it packed
+        at = flatten(p.point(own, o=var(self.o)), tuple(p.extents[x] for x in own)) * size
+        return Side(f"{pointer} + {text(at)}", self.K, 1)
 
     def _right(self) -> Side:
         p = self.p

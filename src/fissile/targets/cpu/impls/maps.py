@@ -7,19 +7,32 @@ primitives whose index map is the identity on memory costs nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fissile.ir.graph import Value
 from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate, Kernel, No
-from fissile.targets.cpu.impls.writer import Writer, block_of, memory_order, strides_of
+from fissile.targets.cpu.impls.writer import Writer, block_of
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import Builder, Illegal, Load
-from fissile.tiles.index import Index, Var, const, dot, var
+from fissile.tiles.index import Index, Var, const, var
 from fissile.tiles.nest import Decided, Env, Make, divisions, loop, nest
+from fissile.tiles.place import place_of
 from fissile.tiles.tree import Do, For, Lanes, Store, Tree
 
 TILE_ELEMENTS = 4096
 Parts = list[tuple[tuple[str | Var, int], ...]]
+
+
+@dataclass(frozen=True)
+class Walked:
+    """A loop over memory; its variable stands in the index of `axis` times `scale`."""
+
+    name: str
+    axis: int
+    scale: int
+    extent: int
 
 
 def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
@@ -74,18 +87,18 @@ def _trees(
             builder = Builder(leaves, decided)
             at = tuple(_at(p, env) for p in point)
             return [
-                Store(f"y{i}", _address(token, at), builder.at(_source(candidate, token), at))
+                Store(f"y{i}", place_of(token, at), builder.at(_source(candidate, token), at))
                 for i, token in enumerate(candidate.gives)
             ]
 
         return make
 
-    order = memory_order(first.value, first.layout)
-    loops, point = _loops(first.value, order)
-    if whole or first.value.type.numel <= TILE_ELEMENTS or not order:
+    dims = _dims(first)
+    loops, point = _loops(first.value, dims)
+    if whole or first.value.type.numel <= TILE_ELEMENTS or not dims:
         return min(1, first.value.type.numel), nest(loops, statements(point), lanes=not whole)
     inner = divisions(loops, statements(point)).get(loops[0].name, 1)
-    loops, point, tiles = _tiled(first.value, order, inner)
+    loops, point, tiles = _tiled(first.value, dims, inner)
     return tiles, nest(loops, statements(point))
 
 
@@ -100,25 +113,38 @@ def _at(parts: tuple[tuple[str | Var, int], ...], env: Env) -> Index:
     return total
 
 
-def _loops(value: Value, order: list[int]) -> tuple[list[Var], Parts]:
-    """A loop for every axis, and the output index as sums of (variable, scale)."""
+def _dims(token: Token) -> list[Walked]:
+    """What loops run over, outermost first in memory: axes of more than one step, and the two parts
+    of those that lie in whole blocks."""
+    value = token.value
+    whole = {a: b for a, b in token.layout.tile if value.shape[a] % b == 0}
+    found = [
+        Walked(f"{'j' if d.inner else 'i'}{d.axis}", d.axis, 1 if d.inner else d.block, d.extent)
+        if d.axis in whole
+        else Walked(f"i{d.axis}", d.axis, 1, value.shape[d.axis])
+        for d in token.layout.dims(value.shape)
+        if d.axis in whole or not d.inner
+    ]
+    return [d for d in found if d.extent > 1]
+
+
+def _loops(value: Value, dims: Sequence[Walked]) -> tuple[list[Var], Parts]:
+    """A loop for each, and the output index as sums of (variable, scale)."""
     point: list[tuple[tuple[str | Var, int], ...]] = [()] * value.rank
-    for a in order:
-        point[a] = ((f"i{a}", 1),)
-    return [loop(f"i{a}", value.shape[a]) for a in order], point
+    for d in dims:
+        point[d.axis] = (*point[d.axis], (d.name, d.scale))
+    return [loop(d.name, d.extent) for d in dims], point
 
 
-def _tiled(value: Value, order: list[int], part: int) -> tuple[list[Var], Parts, int]:
+def _tiled(value: Value, dims: Sequence[Walked], part: int) -> tuple[list[Var], Parts, int]:
     """The loops of one tile, which is a block of the outermost axis. That axis is a merged one with
     inner extent `part`: blocks hold whole parts, so that its index needs no division."""
-    loops, point = _loops(value, order)
-    outer, extent = order[0], value.shape[order[0]] // part
-    inner = part * math.prod(value.shape[a] for a in order[1:])
+    first, extent = dims[0], dims[0].extent // part
+    inner = part * math.prod(d.extent for d in dims[1:])
     block = block_of(extent, inner, TILE_ELEMENTS)
-    t, a, b = Var("t", 0, extent // block - 1), loop(f"i{outer}", block), loop("p", part)
-    point[outer] = ((t, block * part), (a.name, part), *((("p", 1),) if part > 1 else ()))
-    return [a, *([b] if part > 1 else []), *loops[1:]], point, extent // block
-
-
-def _address(token: Token, at: tuple[Index, ...]) -> Index:
-    return dot(at, strides_of(token))
+    t, a, b = Var("t", 0, extent // block - 1), loop(first.name, block), loop("p", part)
+    loops, point = _loops(value, dims[1:])
+    mine = [(t, block * part), (a.name, part), *([("p", 1)] if part > 1 else [])]
+    scaled = tuple((name, scale * first.scale) for name, scale in mine)
+    point[first.axis] = (*scaled, *point[first.axis])
+    return [a, *([b] if part > 1 else []), *loops], point, extent // block

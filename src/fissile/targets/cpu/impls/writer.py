@@ -118,16 +118,19 @@ class Writer:
 
     def _params(self) -> Iterable[Param]:
         for i, t in enumerate(self.candidate.needs):
-            yield Param(f"x{i}", f"const {t.value.type.dtype.c}*", "need", i, t.value.type.numel)
+            yield Param(f"x{i}", f"const {t.value.type.dtype.c}*", "need", i, t.elements)
         for i, v in enumerate(self.candidate.region.parameters):
             packing, elements = self.packings.get(i, (None, v.type.numel))
             ctype = "float" if packing else str(v.type.dtype.c)
             yield Param(f"w{i}", f"const {ctype}*", "constant", i, elements, packing)
         for i, t in enumerate(self.candidate.gives):
-            yield Param(f"y{i}", f"{t.value.type.dtype.c}*", "give", i, t.value.type.numel)
+            yield Param(f"y{i}", f"{t.value.type.dtype.c}*", "give", i, t.elements)
 
 
 def strides_of(token: Token) -> tuple[int, ...]:
+    """Raises Illegal where an axis lies in blocks."""
+    if token.layout.tile:
+        raise Illegal(f"a tensor in blocks: {token.layout!r}")
     return token.layout.strides(token.value.shape)
 
 
