@@ -1,7 +1,7 @@
 """Winograd's convolution against float64, for both tile sizes.
 
 Tolerances come from the distribution of the error (docs/decisions/007-winograd-points.md): for
-normal data its relative rms is at most 3.2e-8 sqrt(C) for m = 2 and 9e-8 sqrt(C) for m = 4, of
+normal data its relative rms is at most 3.2e-8 sqrt(C) for m = 2 and 1.4e-7 sqrt(C) for m = 4, of
 outputs whose largest is some four times their rms; the largest of 10^5 normal errors is below five
 times their rms. So the largest error is below 5/4 of these numbers of the largest output; the tests
 allow a factor of 4 beyond for pads, epilogues and shapes with few outputs.
@@ -33,7 +33,7 @@ if this_machine().vl != 16:
     pytest.skip("the kernels here are written for AVX-512", allow_module_level=True)
 
 SIZES = (2, 4)
-RMS = {2: 3.2e-8, 4: 9e-8}
+RMS = {2: 3.2e-8, 4: 1.4e-7}
 
 
 def right(y: Value | tuple[Value, ...], m: int, c: int, where: str = LAST, **asked: object) -> None:
@@ -121,6 +121,20 @@ def test_every_cut_gives_the_same_bits(asked, m):
         x = np.random.default_rng(5).standard_normal((2, 40, 15, 18)).astype(np.float32)
         results.append(running.run_kernel(c, kernel, [x])[0])
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("m", SIZES)
+def test_a_flat_image_stays_flat(m):
+    """Else an instance normalisation would divide the noise by its own size. 0.1 is rounded."""
+    x = padded(image(1, 24, 13, 14), ((1, 1), (1, 1)), "reflect")
+    c = candidate((p.conv(x, weights(20, 24, 3, 3), (1, 1), (1, 1)),), LAST, LAST, m=m)
+    kernel = winograd.lower(c, WIDE)
+    assert kernel, kernel
+    flat = np.broadcast_to(
+        0.1 * np.arange(24, dtype=np.float32).reshape(1, 24, 1, 1) + 0.1, x.node.inputs[0].shape
+    )
+    (got,) = running.run_kernel(c, kernel, [flat])
+    assert (got == got[:, :, :1, :1]).all()
 
 
 def test_tiles_for_two_threads():

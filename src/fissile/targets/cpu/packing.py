@@ -118,7 +118,7 @@ def depthwise_taps(array: np.ndarray, vl: int) -> np.ndarray:
     return out.reshape(-1)
 
 
-WINOGRAD_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.6875, -0.6875, 1.5, -1.5)}
+WINOGRAD_POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 1.0, -1.0, 0.5, -2.0)}
 
 
 def winograd_filter(points: Sequence[float]) -> np.ndarray:

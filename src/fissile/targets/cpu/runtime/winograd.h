@@ -3,9 +3,13 @@
 //
 //   y = A^T [ (G g G^T) o (B^T d B) ] A        summed over the channels before A
 //
-// The matrices are those of Toom and Cook for the points 0, p and -p of `Filter<M>`, and infinity;
-// packing.py computes G g G^T from the same points. Lanes are channels. Invariant: every element is
-// one fixed sequence of operations, wherever its tile stands.
+// The matrices are those of Toom and Cook for the points that stand at `Filter<M>`; packing.py
+// computes G g G^T from the same points. Lanes are channels.
+//
+// Invariants: every element is one fixed sequence of operations, wherever its tile stands. A tile of
+// equal inputs leaves B^T d B exactly zero but for the tap of the points (1, 1), because every other
+// row is computed from differences; so its outputs are bit-equal, as those of the definition are.
+// Without that, a flat image would leave noise for an instance normalisation to amplify.
 #ifndef FISSILE_WINOGRAD_H
 #define FISSILE_WINOGRAD_H
 
@@ -30,26 +34,23 @@ template <> struct Filter<2> {
   }
 };
 
-// Points 0, p, -p, q, -q and infinity. Every coefficient is exact.
+// Points 0, 1, -1, 1/2, -2 and infinity.
 template <> struct Filter<4> {
-  static constexpr float p = 0.6875f, q = 1.5f;
-  static constexpr float p2 = p * p, q2 = q * q, p3 = p2 * p, q3 = q2 * q;
   FISSILE_INLINE vf with(float a, vf b, vf c) { return native_fma(splat(a), b, c); }
   FISSILE_INLINE void input(vf (&d)[6]) {
-    vf zero = with(p2 * q2, d[0], with(-(p2 + q2), d[2], d[4]));
-    vf infinite = with(p2 * q2, d[1], with(-(p2 + q2), d[3], d[5]));
-    vf even_p = with(-q2, d[2], d[4]), odd_p = with(-q2, d[1], d[3]);
-    vf even_q = with(-p2, d[2], d[4]), odd_q = with(-p2, d[1], d[3]);
-    d[0] = zero, d[5] = infinite;
-    d[1] = with(p, odd_p, even_p), d[2] = with(-p, odd_p, even_p);
-    d[3] = with(q, odd_q, even_q), d[4] = with(-q, odd_q, even_q);
+    vf a = d[2] - d[0], b = d[3] - d[1], c = d[4] - d[2], e = d[5] - d[3];
+    vf odd = with(1.5f, d[2], b), even = with(1.5f, d[3], c);
+    d[0] = with(1.5f, b, c - a);
+    d[1] = even + odd, d[2] = even - odd;
+    d[3] = with(2.0f, b, c), d[4] = with(-0.5f, b, c);
+    d[5] = with(1.5f, c, e - b);
   }
   FISSILE_INLINE void output(vf (&v)[6]) {
-    vf even_p = v[1] + v[2], odd_p = v[1] - v[2], even_q = v[3] + v[4], odd_q = v[3] - v[4];
-    v[0] = v[0] + (even_p + even_q);
-    v[1] = with(q, odd_q, splat(p) * odd_p);
-    v[2] = with(q2, even_q, splat(p2) * even_p);
-    v[3] = with(q3, odd_q, with(p3, odd_p, v[5]));
+    vf sum = v[1] + v[2], difference = v[1] - v[2];
+    v[0] = (v[0] + sum) + (v[3] + v[4]);
+    v[1] = with(-2.0f, v[4], with(0.5f, v[3], difference));
+    v[2] = with(4.0f, v[4], with(0.25f, v[3], sum));
+    v[3] = with(-8.0f, v[4], with(0.125f, v[3], difference)) + v[5];
   }
 };
 
@@ -74,20 +75,21 @@ template <int M, class F> FISSILE_INLINE void filter_input(float* v, int64_t pla
 }
 
 // B^T d B of one tile for C channels: v[(i * S + j) * plane + c], whole vectors. `x` is the corner of
-// the tile, `row` and `pixel` the steps along it; the input outside of rows [top, bottom) and columns
-// [left, right) of the tile is zero and is not read.
+// the tile, `row` and `pixel` the steps along it. Inputs behind the first `rows` and `columns` only
+// reach outputs that nobody wants; the last ones stand for them.
 template <int M>
-FISSILE_INLINE void winograd_input(float* v, int64_t plane, const float* x, int64_t row, int64_t pixel, int64_t C,
-                                   int64_t top, int64_t bottom, int64_t left, int64_t right) {
-  if (top <= 0 && bottom >= M + 2 && left <= 0 && right >= M + 2) {
+FISSILE_INLINE void winograd_input(float* v, int64_t plane, const float* x, int64_t row, int64_t pixel,
+                                   int64_t C, int64_t rows, int64_t columns) {
+  if (rows >= M + 2 && columns >= M + 2) {
     lanes(C, [&](auto l, int64_t c) FISSILE_BODY {
-      filter_input<M>(v + c, plane, [&](int i, int j) FISSILE_BODY { return load(l, x + (i * row + j * pixel + c)); });
+      filter_input<M>(v + c, plane, [&](int i, int j) FISSILE_BODY {
+        return load(l, x + (i * row + j * pixel + c));
+      });
     });
   } else {
     lanes(C, [&](auto l, int64_t c) FISSILE_BODY {
       filter_input<M>(v + c, plane, [&](int i, int j) FISSILE_BODY {
-        if (i < top || i >= bottom || j < left || j >= right) return splat(0.0f);
-        return load(l, x + (i * row + j * pixel + c));
+        return load(l, x + ((i < rows ? i : rows - 1) * row + (j < columns ? j : columns - 1) * pixel + c));
       });
     });
   }
