@@ -27,7 +27,7 @@ Sort = tuple[str, ...]
 ALIAS_US = 1e-3  # free, but never chosen for nothing
 
 UNKNOWN = 0.5  # efficiency of an implementation that nobody told of
-ELEMENTWISE = 0.4
+ELEMENTWISE, BETWEEN = 0.4, 1.0  # the latter where contractions stand on both sides
 SCALAR = 0.05  # an implementation below this is scalar code throughout
 
 
@@ -115,7 +115,8 @@ class Model:
         saving = candidate.saving if kind(node) is Kind.LINEAR else 1.0
         efficiency = self.efficiency.get(impl, UNKNOWN)
         if kind(node) is Kind.ELEMENTWISE and efficiency > SCALAR:
-            efficiency = ELEMENTWISE
+            linear = sum(kind(n) is Kind.LINEAR for n in candidate.region.nodes)
+            efficiency = BETWEEN if linear > 1 else ELEMENTWISE
         if node.prim == "conv" and node.attrs["groups"] > 1 and impl == "conv":
             efficiency = 0.2
         return flops(node) / saving / (self.machine.peak_gflops * efficiency) * 1e-3

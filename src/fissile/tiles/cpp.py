@@ -142,7 +142,8 @@ class Printer:
             value = self.expr(s.value, lane, names)
             spread = value if lane is None or varying(s.value, lane) else f"splat({value})"
             if isinstance(s, Define):
-                yield f"const {compute_type(s.value.dtype)} {s.name} = {value};"
+                ctype = compute_type(s.value.dtype) if lane is None else "vf"
+                yield f"const {ctype} {s.name} = {spread};"
             elif isinstance(s, Store):
                 target = f"{s.pointer} + {text(s.address)}"
                 if lane is not None:

@@ -6,8 +6,10 @@ from fissile.ir.prims import Kind, kind
 from fissile.kernels.blend import blend_of, kind_in_kernel
 from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import (
+    attention,
     contractions,
     conv,
+    heads,
     library,
     loops,
     maps,
@@ -16,7 +18,7 @@ from fissile.targets.cpu.impls import (
     windows,
     winograd,
 )
-from fissile.targets.cpu.impls.implementation import Implementation
+from fissile.targets.cpu.impls.implementation import Implementation, one_anchor
 
 _ELEMENT_BY_ELEMENT = {Kind.ELEMENTWISE, Kind.LAYOUT, Kind.BROADCAST}
 
@@ -31,7 +33,7 @@ def _is_empty(region: Region) -> bool:
 
 
 def _linear(region: Region) -> bool:
-    return Kind.LINEAR in _kinds(region) and not _is_empty(region)
+    return Kind.LINEAR in _kinds(region) and one_anchor(region.nodes) and not _is_empty(region)
 
 
 def _blends(region: Region) -> bool:
@@ -50,6 +52,16 @@ def _reduces(region: Region) -> bool:
     return kinds <= {*_ELEMENT_BY_ELEMENT, Kind.REDUCE} and (
         Kind.REDUCE in kinds and not _is_empty(region)
     )
+
+
+def _attends(region: Region) -> bool:
+    linear = sum(kind(n) is Kind.LINEAR for n in region.nodes)
+    return linear == 2 and Kind.REDUCE in _kinds(region) and not _is_empty(region)
+
+
+def _computes(region: Region) -> bool:
+    """What did not grow for the sake of an implementation that reaches further."""
+    return not _moves_elements(region) and one_anchor(region.nodes)
 
 
 def _moves_elements(region: Region) -> bool:
@@ -79,10 +91,14 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         "winograd", winograd.lower, winograd.takes, 0.75, variants=winograd.variants, rival=True,
         saving=winograd.saving, error=winograd.error,
     ),
+    Implementation(
+        "attention", attention.lower, _attends, 0.95, heads.admits, rival=True,
+        primitives=10, contractions=2,
+    ),
     Implementation("window", windows.lower, _pools, 0.2),
     Implementation("rows", rows.lower, _reduces, 0.3),
     _of_library("openblas"),
     _of_library("onednn"),
-    Implementation("loops", loops.lower, lambda region: not _moves_elements(region), 0.01),
+    Implementation("loops", loops.lower, _computes, 0.01),
 )  # fmt: skip
 BY_NAME = {i.name: i for i in IMPLEMENTATIONS}

@@ -18,7 +18,7 @@ from fissile.cost.model import SCALAR
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.layout import Layout, Token, row_major
 from fissile.kernels.candidate import EMPTY, Candidate, Kernel, No
-from fissile.kernels.identify import Limits
+from fissile.kernels.identify import Limits, weighty
 from fissile.kernels.region import Region
 from fissile.targets.cpu.implementations import BY_NAME, IMPLEMENTATIONS
 from fissile.targets.cpu.impls import maps
@@ -71,17 +71,21 @@ class Cpu:
         self.offsets: dict[str, int | No] = {}
         self._matrices = turnable(graph)
         self._borders = {*graph.inputs, *graph.outputs}
+        self._weighty = weighty(graph.primitives)
 
     # -- regions
 
     @property
     def limits(self) -> Limits:
-        """How far regions grow."""
-        return Limits(contractions=1)
+        """How far regions grow: as far as any implementation lets them."""
+        return Limits(
+            primitives=max(i.primitives for i in self.offered),
+            contractions=max(i.contractions for i in self.offered),
+        )
 
     def admissible(self, nodes: Sequence[Node]) -> bool:
         """May some implementation compute these together? Monotone."""
-        return any(i.admits(nodes) for i in self.offered)
+        return any(i.reaches(nodes, self._weighty) for i in self.offered)
 
     @property
     def efficiency(self) -> Mapping[str, float]:

@@ -43,7 +43,9 @@ class Implementation:
     """One way to compute regions.
 
     takes: could it compute this region? Cheap; `lower` refuses with a reason.
-    admits: the limit on members during growth. Monotone: refused with some, refused with more.
+    admits: the limit on members during growth. Monotone: refused with some, refused with more; or
+        at least such that every region that `takes` wants is reached through admitted ones.
+    primitives, contractions: limits of the same sort (kernels/identify.py).
     variants: the parameters under which a region is offered; `candidate` has none of its own.
     rival: offered beside others. Otherwise the first of the list that lowers a region is the only
         one that is not a rival.
@@ -62,3 +64,11 @@ class Implementation:
     library: str | None = None
     saving: Callable[[Candidate], float] = lambda candidate: 1.0
     error: Callable[[Candidate], float] = lambda candidate: 0.0
+    primitives: int = 8
+    contractions: int = 1
+
+    def reaches(self, nodes: Sequence[Node], weighty: frozenset[Node]) -> bool:
+        """Are these members within all its limits?"""
+        heavy = sum(n in weighty for n in nodes)
+        linear = sum(kind_in_kernel(n) is Kind.LINEAR for n in nodes)
+        return heavy <= self.primitives and linear <= self.contractions and self.admits(nodes)

@@ -69,8 +69,9 @@ def operands(node: Node) -> tuple[Operand, Operand, tuple[str, ...]]:
     return Operand(a, ("n", "c", *spatial)), Operand(b, ("m", "c", *ones)), ("n", "m", *spatial)
 
 
-def product(candidate: Candidate, node: Node) -> Product:
-    """Sort the labels. Raises Illegal where the region is no product of two matrices per o."""
+def product(candidate: Candidate, node: Node, right: Value | None = None) -> Product:
+    """Sort the labels. Raises Illegal where the region is no product of two matrices per o. `right`
+    says which operand is to own n, whatever lies innermost."""
     a, b, out = operands(node)
     extents = {x: s for o in (a, b) for x, s in zip(o.labels, o.value.shape, strict=True)}
     real = {x for x, s in extents.items() if s > 1}
@@ -79,9 +80,9 @@ def product(candidate: Candidate, node: Node) -> Product:
         raise Illegal("an axis of one operand alone is summed")
     order = _memory_labels(candidate, node, out)
     order = [x for x in order if x in real]
-    if order and order[-1] in in_a and order[-1] in in_b:
+    if right is None and order and order[-1] in in_a and order[-1] in in_b:
         raise Illegal("the innermost axis of the result is a batch axis")
-    if not order or order[-1] in in_a:
+    if a.value is right or (right is None and (not order or order[-1] in in_a)):
         a, b, in_a, in_b = b, a, in_b, in_a
     n = _run(order, in_b & in_out - in_a, innermost=True)
     m = _run(order, in_a & in_out - in_b, innermost=False)
