@@ -89,6 +89,16 @@ SHAPES = {
         c=16, m=16, groups=16, dilations=(2, 3), pads=((2, 2), (3, 3)), size=(11, 12)
     ),
     "depthwise 7x7": case(c=16, m=16, groups=16, kernel=(7, 7), pads=((3, 3), (3, 3))),
+    "depthwise on many strips, odd channels": case(
+        c=40, m=40, groups=40, size=(6, 61), strides=(1, 2), pads=((1, 1), (2, 2)), kernel=(3, 5)
+    ),
+    "depthwise with a wide pad": case(
+        c=20, m=20, groups=20, size=(5, 40), kernel=(1, 9), dilations=(1, 5),
+        pads=((0, 0), (21, 20)),
+    ),
+    "depthwise with windows beside the map": case(
+        c=16, m=16, groups=16, size=(5, 3), kernel=(3, 3), pads=((1, 1), (4, 7))
+    ),
     "depthwise, two results a channel": case(c=16, m=32, groups=16),
     "one axis": case(
         c=24, m=33, size=(40,), kernel=(5,), strides=(2,), dilations=(1,), pads=((2, 1),), n=2
@@ -110,7 +120,15 @@ def test_shapes(shape, where):
 
 @pytest.mark.parametrize("where", BOTH)
 @pytest.mark.parametrize(
-    "shape", ["odd channels", "seven columns", "depthwise, stride 2", "one axis"]
+    "shape",
+    [
+        "odd channels",
+        "seven columns",
+        "depthwise, stride 2",
+        "one axis",
+        "depthwise on many strips, odd channels",
+        "depthwise 7x7",
+    ],
 )
 def test_vectors_of_eight(shape, where):
     check(conv.lower, biased(convolution(**SHAPES[shape])), where, machine=NARROW)
@@ -210,6 +228,20 @@ def test_a_residual_in_the_other_layout():
 )
 def test_params_choose_the_tile(asked):
     check(conv.lower, biased(convolution(c=16, m=64)), LAST, **asked)
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_copies_of_crowded_pixels_give_the_same_bits(strides):
+    y = biased(convolution(c=256, m=256, groups=256, size=(9, 17), strides=strides))
+    c = candidate((y,), LAST, LAST)
+    found = list(conv.variants(c, WIDE))
+    assert found == [(), (("copies", True),)]
+    inputs, results = [noise(*t.value.shape) for t in c.needs], []
+    for params in found:
+        kernel = check(conv.lower, y, LAST, **dict(params))
+        results.append(running.run_kernel(c, kernel, inputs)[0].tobytes())
+    assert results[0] == results[1]
+    assert list(conv.variants(candidate((y,), FIRST, FIRST), WIDE)) == [()]
 
 
 def test_a_single_weight_stands_in_the_code():

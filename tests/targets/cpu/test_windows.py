@@ -42,6 +42,9 @@ SHAPES = {
     "2x2": case(c=24, size=(13, 57), kernel=(2, 2), strides=(2, 2), pads=((0, 1), (0, 1))),
     "5x5 on 3x4": case(c=16, size=(3, 4), kernel=(5, 5), strides=(1, 1), pads=((2, 2), (2, 2))),
     "9x9": case(c=32, size=(13, 13), kernel=(9, 9), strides=(1, 1), pads=((4, 4), (4, 4))),
+    "13x13 on 13x29": case(
+        c=20, size=(13, 29), kernel=(13, 13), strides=(1, 1), pads=((6, 6), (6, 6))
+    ),
     "whole map": case(c=100, size=(7, 7), kernel=(7, 7), strides=(1, 1), pads=((0, 0), (0, 0))),
     "odd, uneven": case(
         c=33, size=(15, 14), kernel=(3, 2), strides=(3, 1), pads=((0, 2), (1, 0)), n=2

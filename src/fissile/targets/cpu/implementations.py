@@ -86,7 +86,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         "strassen", strassen.lower, strassen.takes, 0.93, variants=strassen.variants, rival=True,
         saving=strassen.saving, error=strassen.error,
     ),
-    Implementation("conv", conv.lower, _linear, 0.95),
+    Implementation("conv", conv.lower, _linear, 0.95, variants=conv.variants),
     Implementation(
         "winograd", winograd.lower, winograd.takes, 0.75, variants=winograd.variants, rival=True,
         saving=winograd.saving, error=winograd.error,

@@ -10,6 +10,8 @@ band of its rows is filled with the prologue.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fissile.kernels.candidate import Candidate, Kernel, No, Packing
 from fissile.kernels.region import is_scalar
 from fissile.targets.cpu.impls.anchor import (
@@ -22,10 +24,11 @@ from fissile.targets.cpu.impls.anchor import (
     slide,
 )
 from fissile.targets.cpu.impls.bands import Input, ranged, whole
+from fissile.targets.cpu.impls.implementation import Params
 from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.planes import DEPTHWISE
 from fissile.targets.cpu.impls.shape import Shape, columns_shape, pixels_shape
-from fissile.targets.cpu.impls.sliding import per_channel
+from fissile.targets.cpu.impls.sliding import crowds, per_channel
 from fissile.targets.cpu.impls.tiled import (
     COLUMNS_OF,
     blocks,
@@ -42,7 +45,7 @@ from fissile.tiles.expr import Illegal
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
     """The kernel of a region with one convolution over one or two axes. f32 only. `params` may hold
-    lanes (channels or columns) and px, py, nv, rows, splits."""
+    lanes (channels or columns) and px, py, nv, rows, splits, copies."""
     try:
         node = find(candidate, ("conv",))
         k, groups = node.inputs[1], node.attrs["groups"]
@@ -54,6 +57,19 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
         return (_last if s.lanes == CHANNELS else _first)(candidate, machine, s.dense)
     except Illegal as reason:
         return reason.no
+
+
+def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
+    """As it is; and one channel per group from a copy of its rows, where these crowd the cache."""
+    yield ()
+    try:
+        node = find(candidate, ("conv",))
+        k, groups = node.inputs[1], node.attrs["groups"]
+        s = slide(node, lanes_of(candidate, node), k.shape[2:], k.shape[0], groups)
+    except Illegal:
+        return
+    if 1 < s.groups == s.c == s.m and crowds(s):
+        yield (("copies", True),)
 
 
 # ---------------------------------------------------------------- channels-last

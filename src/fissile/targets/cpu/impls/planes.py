@@ -30,16 +30,18 @@ TILES = 8  # where the work allows
 
 @dataclass(frozen=True)
 class Fold:
-    """`call` is the prefix of the micro-kernels, `start` what the accumulators begin with."""
+    """`call` is the prefix of the micro-kernels and `struct` their operation, `start` what the
+    accumulators begin with."""
 
     call: str
+    struct: str
     start: str
     neutral: float
 
 
-DEPTHWISE = Fold("depthwise", "zero(c);", 0.0)
-MAXIMUM = Fold("max_pool", "fill(c, -__builtin_inff());", -math.inf)
-SUM = Fold("sum_pool", "zero(c);", 0.0)
+DEPTHWISE = Fold("depthwise", "Weighted", "zero(c);", 0.0)
+MAXIMUM = Fold("max_pool", "Maximum", "fill(c, -__builtin_inff());", -math.inf)
+SUM = Fold("sum_pool", "Sum", "zero(c);", 0.0)
 
 
 def by_planes(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> Kernel:

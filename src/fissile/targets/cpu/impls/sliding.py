@@ -2,16 +2,16 @@
 
     y[n, m, h, w] = fold_{i, j} x[n, m, sh h + dh i, sw w + dw j] (* k[m, i, j])
 
-Channels-last: a tile is PX pixels of one row and NV vectors of channels. Where the prologue is no
-more than a pad with the neutral element nothing is copied: windows are cut at the border instead.
-Channels-first: see `planes`.
+Channels-last: a tile is PX pixels of one row and one vector of channels, which loads every input
+vector once. A strip is such a tile of all rows of a band, for a few vectors side by side, so that
+the input rows that windows share stay in the first cache. Where the prologue is no more than a pad
+with the neutral element nothing is copied: windows are cut at the border instead. Channels-first:
+see `planes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate, Kernel
@@ -20,8 +20,8 @@ from fissile.targets.cpu.impls.bands import Input, Tiling, ranged, whole
 from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.planes import (
     DEPTHWISE,
+    LEAST,
     TILES,
-    UNROLLED_TAPS,
     Fold,
     by_planes,
     divisor,
@@ -31,6 +31,11 @@ from fissile.targets.cpu.impls.shape import LaneSplit, cover
 from fissile.targets.cpu.impls.tiled import blocks, done, each_vector, share_of
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.targets.cpu.machine import Machine
+
+VECTORS = 4  # side by side in a strip
+WIDEST = 14  # pixels of a tile
+CROWDED = 256  # floats between pixels, of which many share a set
+LOW = 32  # maps of fewer rows are shared out by channels
 
 
 def per_channel(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> Kernel:
@@ -42,16 +47,26 @@ def per_channel(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) ->
 
 @dataclass(frozen=True)
 class Border:
-    """The input without its pad: `top` rows and `left` columns are missing before it, h x w exist.
-    Output columns from `first` to `last` have whole windows."""
+    """The input without its pad: `top` rows and `left` columns are missing before it, h x w
+    exist."""
 
     token: Token
     top: int
     left: int
     h: int
     w: int
+
+
+@dataclass(frozen=True)
+class Strips:
+    """`count` strips of `px` output columns, from `first` on; `before` columns are missing at the
+    left of their windows, `after` at the right."""
+
     first: int
-    last: int
+    count: int
+    px: int
+    before: int = 0
+    after: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,44 +79,19 @@ class Walk:
     end: Epilogue
     kernel: str
     width: int
-    px: int
-
-    def call(self, looped: bool, window: str, tile: str, x: str, place: str = "") -> str:
-        """The micro-kernel at x, with weights from `place` on."""
-        s, source = self.s, self.source
-        steps = f"{source.pixel * s.sw}, {source.row * s.sh}, {source.row * s.dh}"
-        steps += f", {source.pixel * s.dw}"
-        if self.kernel:
-            steps += f", k{place}, {self.width}"
-        if looped:
-            return f"{self.fold.call}_last_any<{tile}>(c, {x}, {window}, {steps});"
-        return f"{self.fold.call}_last<{window}, {tile}>(c, {x}, {steps});"
-
-    def pixels(self, count: int, first: int, calls: list[str]) -> list[str]:
-        """Blocks of `count` output columns from `first` on."""
-        where = f"const int64_t w = {plus('left', 'p', first)}, m = m0 + v * VL;"
-        return block(
-            f"for_rows<{min(self.px, count)}, {count}>([&](auto px, int64_t left) {{",
-            [
-                "constexpr int PX = px.value;",
-                "vf c[PX][NV];",
-                self.fold.start,
-                *calls,
-                *each_vector("N", self.end, [where]),
-            ],
-            "});",
-        )
 
 
 def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> Kernel:
-    writer, (px, split) = Writer(candidate), _shape(s, machine, candidate.param)
-    ragged = s.c % machine.vl != 0  # vectors would read behind the input
-    border = None if ragged else _border(candidate, s, fold)
-    rows = candidate.param.get("rows") or rows_of(s, copies=border is None)
-    few = border is not None and s.n * -(-s.oh // rows) < TILES
-    tiling = ranged(candidate, s) or Tiling(
-        s.n, s.oh, rows, divisor(split.count, TILES) if few else 1
-    )
+    writer, px = Writer(candidate), _pixels(candidate, machine, s, fold)
+    split, border = _vectors(candidate, machine, s), None
+    if not candidate.param.get("copies"):
+        border = _border(candidate, s, fold)
+    strips = _strips(s, px, border)
+    if strips is None:
+        border, strips = None, _strips(s, px, None)
+    assert strips is not None
+    ragged = s.c % machine.vl != 0  # the last vector of weights, and of a copy, is whole
+    tiling = ranged(candidate, s) or _tiling(candidate, machine, s, split, copies=border is None)
     kernel, width = "", -(-s.m // machine.vl) * machine.vl
     if fold is DEPTHWISE:
         packing = ("depthwise_taps", (machine.vl,))
@@ -109,26 +99,52 @@ def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> 
     if border:
         source = _unpadded(candidate, s, border)
     else:
-        source = whole(candidate, writer, s, tiling.rows, split.width if ragged else 0)
-    walk = Walk(s, fold, source, epilogue(candidate, writer, s), kernel, width, px)
+        slack = split.width if ragged else 0
+        source = whole(candidate, writer, s, tiling.rows, slack, tile=(s.kh, px * s.sw + s.kw - 1))
+    walk = Walk(s, fold, source, epilogue(candidate, writer, s), kernel, width)
     panel = block(
-        "const auto panel = [&](auto vectors, auto channels, int64_t h, int64_t m0) {",
-        ["constexpr int NV = vectors.value, N = channels.value;",
-         *(_cut_windows(walk, border) if border else _whole_windows(walk))],
+        "const auto panel = [&](auto vectors, auto channels, int64_t m0) {",
+        [line for part in strips for line in _call(part)],
         "};",
-    )  # fmt: skip
-    calls = blocks("panel", split, "j", f"h, {plus((split.width, 'j'))}")
+    )
+    calls = blocks("panel", split, "j", plus((split.width, "j")))
     panels = block(f"{share_of('j', split.count, tiling)} {{", calls)
-    loop = block("for (int64_t h = h0; h < h1; ++h) {", panels)
-    return done(writer, machine, tiling, [*source.lines, *panel, *loop])
+    body = [*source.lines, *_strip(walk, border), *panel, *panels]
+    return done(writer, machine, tiling, body)
 
 
-def _shape(s: Slide, machine: Machine, asked: Mapping[str, Any]) -> tuple[int, LaneSplit]:
-    """Pixels and vectors of a tile: half of the registers are accumulators."""
-    most = machine.registers // 2
-    px = asked.get("px") or cover(s.ow, min(s.ow, most // 2))[0][1]
-    nv = asked.get("nv") or max(1, min(-(-s.c // machine.vl), most // px, 8))
-    return px, LaneSplit(s.c, nv, machine.vl)
+def crowds(s: Slide) -> bool:
+    """Do pixels that lie a power of two apart share few sets of the caches, so that a copy of the
+    rows, with its pixels elsewhere, may pay?"""
+    return s.lanes == CHANNELS and s.c % CROWDED == 0 and s.taps > 1
+
+
+def _pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> int:
+    """Pixels of a tile: accumulators beside the weights of a kernel row and what is loaded."""
+    if asked := candidate.param.get("px"):
+        return asked
+    room = machine.registers - 2 - (s.kw if fold is DEPTHWISE else 2)
+    return cover(s.ow, min(s.ow, WIDEST, max(room, machine.registers // 2)))[0][1]
+
+
+def _vectors(candidate: Candidate, machine: Machine, s: Slide) -> LaneSplit:
+    """Panels of up to `VECTORS` vectors, as even as can be."""
+    vectors = -(-s.c // machine.vl)
+    nv = candidate.param.get("nv") or -(-vectors // -(-vectors // VECTORS))
+    return LaneSplit(s.c, nv, machine.vl)
+
+
+def _tiling(
+    candidate: Candidate, machine: Machine, s: Slide, split: LaneSplit, copies: bool
+) -> Tiling:
+    """Shares of the channels where the map is low and nothing is copied; else bands."""
+    if copies:
+        small = 4 * s.h * s.w * s.c <= machine.l2_bytes // 2 // machine.threads
+        rows = -(-s.oh // machine.threads) if small else rows_of(s, copies=True)
+        return Tiling(s.n, s.oh, candidate.param.get("rows") or rows)
+    splits = divisor(split.count, TILES) if s.oh <= LOW else 1
+    bands = max(1, -(-TILES // (splits * s.n))) if s.oh * s.ow * s.m > LEAST else 1
+    return Tiling(s.n, s.oh, candidate.param.get("rows") or -(-s.oh // bands), splits)
 
 
 def _border(candidate: Candidate, s: Slide, fold: Fold) -> Border | None:
@@ -144,9 +160,34 @@ def _border(candidate: Candidate, s: Slide, fold: Fold) -> Border | None:
     if token is None or (x.shape[1] > 1 and strides_of(token)[1] != 1):
         return None
     w, left = (x.shape[3], lo[3]) if x.rank == 4 else (1, 0)
-    first = min(-(-left // s.sw), s.ow)
-    last = min((w + left - (s.kw - 1) * s.dw - 1) // s.sw + 1, s.ow)
-    return Border(token, lo[2], left, x.shape[2], w, first, max(first, last))
+    return Border(token, lo[2], left, x.shape[2], w)
+
+
+def _strips(s: Slide, px: int, b: Border | None) -> list[Strips] | None:
+    """Strips of equal code. None where a window that is cut at one side stands in no outermost
+    strip, or holds nothing."""
+    sizes = [size for count, size in cover(s.ow, px) for _ in range(count)]
+    before = b.left if b else 0
+    after = max(0, (s.ow - 1) * s.sw + (s.kw - 1) * s.dw + 1 - b.left - b.w) if b else 0
+    reach = (s.kw - 1) * s.dw
+    first, last = sizes[0], sizes[-1]
+    if -(-before // s.sw) > first or -(-after // s.sw) > last:
+        return None
+    spans = [(first - 1) * s.sw + 1 + reach, (last - 1) * s.sw + 1 + reach]
+    if min(before, after) and len(sizes) == 1 and before + after >= spans[0]:
+        return None
+    if before >= spans[0] or after >= spans[1]:
+        return None
+    found: list[Strips] = []
+    left = 0
+    for i, size in enumerate(sizes):
+        edge = (before if i == 0 else 0, after if i == len(sizes) - 1 else 0)
+        if found and (found[-1].px, found[-1].before, found[-1].after) == (size, *edge):
+            found[-1] = replace(found[-1], count=found[-1].count + 1)
+        else:
+            found.append(Strips(left, 1, size, *edge))
+        left += size
+    return found
 
 
 def _unpadded(candidate: Candidate, s: Slide, b: Border) -> Input:
@@ -155,63 +196,66 @@ def _unpadded(candidate: Candidate, s: Slide, b: Border) -> Input:
     return Input([f"const float* in = {start};"], strides[2], strides[3] if s.x.rank == 4 else 0, 1)
 
 
-def _whole_windows(walk: Walk) -> list[str]:
-    """Output row h from a band that holds the pad."""
-    s, x = walk.s, walk.source
-    where = plus("in", (x.row * s.sh, "(h - h0)"), (x.pixel * s.sw, "left"), "m0")
-    call = walk.call(s.taps > UNROLLED_TAPS, f"{s.kh}, {s.kw}", "PX, NV", where)
-    weights = [f"const float* k = {walk.kernel} + m0;"] if walk.kernel else []
-    return [*weights, *walk.pixels(s.ow, 0, [call])]
+def _call(p: Strips) -> list[str]:
+    kind = f"Int<{p.px}>(), Int<{p.before}>(), Int<{p.after}>(), channels"
+    if p.count == 1:
+        return [f"strip({kind}, {p.first}, m0);"]
+    stop = p.first + p.count * p.px
+    head = f"for (int64_t left = {p.first}; left < {stop}; left += {p.px})"
+    return [f"{head} strip({kind}, left, m0);"]
 
 
-def _cut_windows(walk: Walk, b: Border) -> list[str]:
-    """Output row h from the input itself: kernel rows i0 to i1 lie on it."""
-    s, x = walk.s, walk.source
-    row = plus((s.sh, "h"), -b.top, (s.dh, "i0"))
-    lines = [
-        f"const int64_t i0 = taps_before({plus(b.top, (-s.sh, 'h'))}, {s.dh}, {s.kh});",
-        f"const int64_t i1 = taps_before({plus(b.top + b.h, (-s.sh, 'h'))}, {s.dh}, {s.kh});",
-        f"const float* x = {plus('in', (x.row, f'({row})'), 'm0')};",
-    ]
-    if walk.kernel:
-        k = plus(walk.kernel, (s.kw * walk.width, "i0"), "m0")
-        lines.append(f"const float* k = {k};")
-    edges = [(lo, hi) for lo, hi in ((0, b.first), (b.last, s.ow)) if lo < hi]
-    if edges:
-        lines += _edge(walk, b)
-        lines += [f"for (int64_t w = {lo}; w < {hi}; ++w) edge(w);" for lo, hi in edges]
-    if b.first < b.last:
-        lines += walk.pixels(b.last - b.first, b.first, _inside(walk, b))
-    return lines
-
-
-def _edge(walk: Walk, b: Border) -> list[str]:
-    """One output column whose window hangs over a border: kernel columns j0 to j1."""
-    s, x = walk.s, walk.source
-    column = plus((s.sw, "w"), -b.left, (s.dw, "j0"))
-    place = " + " + plus((walk.width, f"({plus((s.kw, 'i'), 'j0')})"))
-    call = walk.call(True, "1, j1 - j0", "1, NV", plus("at", (x.row * s.dh, "i")), place)
-    return block(
-        "const auto edge = [&](int64_t w) {",
+def _strip(walk: Walk, b: Border | None) -> list[str]:
+    """The strip of PX columns from `left` on and N channels from `first` on."""
+    s, x, width = walk.s, walk.source, walk.width
+    call = f"slide_last<{walk.fold.struct}, {s.kw}, {s.sw}, {s.dw}, before.value, after.value, "
+    weights = f"k + m, {width}" if walk.kernel else "nullptr, 0"
+    taps = "i1 - i0" if b else str(s.kh)
+    vector = block(
+        "const auto vector = [&](auto lanes, int64_t m) FISSILE_BODY {",
         [
-            f"const int64_t j0 = taps_before({plus(b.left, (-s.sw, 'w'))}, {s.dw}, {s.kw});",
-            f"const int64_t j1 = taps_before({plus(b.left + b.w, (-s.sw, 'w'))}, {s.dw}, {s.kw});",
-            f"const float* at = {plus('x', (x.pixel, f'({column})'))};",
-            "vf c[1][NV];",
+            "vf c[PX][1];",
             walk.fold.start,
-            f"for (int64_t i = 0; i < i1 - i0; ++i) {call}",
-            *each_vector("N", walk.end, ["const int64_t m = m0 + v * VL;"]),
+            f"{call}lanes.value>(c, x + m, {taps}, {x.row * s.dh}, {x.pixel}, {weights});",
+            *each_vector("lanes.value", walk.end, ["const int64_t w = left + p;"]),
+        ],
+        "};",
+    )
+    rows = [
+        *(_cut_rows(walk, b) if b else _band_rows(walk)),
+        *vector,
+        "for (int64_t m = first; m < first + N / VL * VL; m += VL) vector(Int<VL>(), m);",
+        "if constexpr (N % VL != 0) vector(Int<N % VL>(), first + N / VL * VL);",
+    ]
+    head = "const auto strip = [&](auto px, auto before, auto after, auto channels, int64_t left, "
+    return block(
+        f"{head}int64_t first) {{",
+        [
+            "constexpr int PX = px.value, N = channels.value;",
+            *block("for (int64_t h = h0; h < h1; ++h) {", rows),
         ],
         "};",
     )
 
 
-def _inside(walk: Walk, b: Border) -> list[str]:
-    """The micro-kernel for windows that only the top or bottom may cut."""
+def _band_rows(walk: Walk) -> list[str]:
+    """Where output row h reads in a band that holds the pad."""
     s, x = walk.s, walk.source
-    where = plus("x", (x.pixel * s.sw, "left"), x.pixel * (s.sw * b.first - b.left))
-    looped = walk.call(True, f"i1 - i0, {s.kw}", "PX, NV", where)
-    if s.taps > UNROLLED_TAPS:
-        return [looped]
-    whole_ = walk.call(False, f"{s.kh}, {s.kw}", "PX, NV", where)
-    return [f"if (i1 - i0 == {s.kh}) {whole_}", f"else {looped}"] if s.h != b.h else [whole_]
+    where = plus("in", (x.row * s.sh, "(h - h0)"), (x.pixel * s.sw, "left"))
+    weights = [f"const float* k = {walk.kernel};"] if walk.kernel else []
+    return [f"const float* x = {where};", *weights]
+
+
+def _cut_rows(walk: Walk, b: Border) -> list[str]:
+    """Where output row h reads in the input itself: kernel rows i0 to i1 lie on it."""
+    s, x = walk.s, walk.source
+    row = plus((s.sh, "h"), -b.top, (s.dh, "i0"))
+    column = plus((s.sw, "left"), -b.left, "before.value")
+    lines = [
+        f"const int64_t i0 = taps_before({plus(b.top, (-s.sh, 'h'))}, {s.dh}, {s.kh});",
+        f"const int64_t i1 = taps_before({plus(b.top + b.h, (-s.sh, 'h'))}, {s.dh}, {s.kh});",
+        f"const float* x = {plus('in', (x.row, f'({row})'), (x.pixel, f'({column})'))};",
+    ]
+    if walk.kernel:
+        lines.append(f"const float* k = {plus(walk.kernel, (s.kw * walk.width, 'i0'))};")
+    return lines

@@ -38,6 +38,44 @@ FISSILE_INLINE void depthwise_last(vf (&c)[PY * PX][NV], const float* x, int64_t
       }
 }
 
+struct Weighted {
+  static constexpr bool has_weights = true;
+  FISSILE_INLINE vf fold(vf c, vf x, vf w) { return native_fma(x, w, c); }
+};
+
+// One row of PX output pixels that are S input columns apart, N channels: `kh` kernel rows, KW taps
+// that are D columns apart. Every input vector is loaded once and enters all the windows that hold
+// it. The first BEFORE and last AFTER columns that the windows span do not exist: x is the first
+// that does.
+template <class Op, int KW, int S, int D, int BEFORE, int AFTER, int N, int PX>
+FISSILE_INLINE void slide_last(vf (&c)[PX][1], const float* x, int64_t kh, int64_t row,
+                               int64_t pixel, const float* w, int64_t w_tap) {
+  constexpr int END = (PX - 1) * S + (KW - 1) * D + 1 - AFTER;
+  vf t[PX][1];
+  copy_tile(t, c);
+  for (int64_t i = 0; i < kh; i++, x += row) {
+    vf k[KW] = {};
+    if constexpr (Op::has_weights)
+#pragma GCC unroll 32
+      for (int j = 0; j < KW; j++, w += w_tap) {
+        k[j] = load<vf>(w);
+        if (PX + KW + 2 <= REGISTERS) keep(k[j]);
+      }
+#pragma GCC unroll 128
+    for (int q = BEFORE; q < END; q++) {
+      const float* at = x + (q - BEFORE) * pixel;
+      vf s = N >= VL ? load<vf>(at) : loadn(at, N);
+      keep(s);
+#pragma GCC unroll 32
+      for (int j = 0; j < KW; j++) {
+        const int p = q - j * D;
+        if (p >= 0 && p % S == 0 && p / S < PX) t[p / S][0] = Op::fold(t[p / S][0], s, k[j]);
+      }
+    }
+  }
+  copy_tile(c, t);
+}
+
 // Any kernel size; the window loops stay loops.
 template <int PX, int NV, int PY = 1>
 FISSILE_INLINE void depthwise_last_any(vf (&c)[PY * PX][NV], const float* x, int64_t kh, int64_t kw,

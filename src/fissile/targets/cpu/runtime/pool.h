@@ -19,9 +19,13 @@ template <int M, int NV> FISSILE_INLINE void fill(vf (&c)[M][NV], float x) {
 
 struct Maximum {
   FISSILE_INLINE vf fold(vf a, vf b) { return max(a, b); }
+  static constexpr bool has_weights = false;
+  FISSILE_INLINE vf fold(vf a, vf b, vf) { return max(a, b); }
 };
 struct Sum {
   FISSILE_INLINE vf fold(vf a, vf b) { return a + b; }
+  static constexpr bool has_weights = false;
+  FISSILE_INLINE vf fold(vf a, vf b, vf) { return a + b; }
 };
 
 template <class Op, int KH, int KW, int PX, int NV, int PY>
