@@ -35,11 +35,18 @@ MACHINES = {
     "avx2": ["-march=native", "-mno-avx512f", "-mavx2", "-mfma"],
 }
 
-TIMER = r""" #include <time.h> #include "contract.h" namespace fissile { static double now_us() {
-timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1e6 + t.tv_nsec * 1e-3; } // n
-rounds of 12 independent chains of fma static double peak_us(int64_t n) {
+TIMER = r"""#include <time.h>
+#include "contract.h"
+namespace fissile {
+static double now_us() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1e6 + t.tv_nsec * 1e-3;
+}
+// n rounds of 12 independent chains of fma
+extern "C" double peak(int64_t n) {
   vf c[12], a = splat(1.0f), b = splat(0.0f);
-  asm volatile("" : "+x"(a), "+x"(b));      // unknown to the compiler
+  asm volatile("" : "+x"(a), "+x"(b));  // unknown to the compiler
   for (int i = 0; i < 12; i++) c[i] = b + float(i);
   double t = now_us();
   for (int64_t k = 0; k < n; k++)
@@ -49,9 +56,11 @@ rounds of 12 independent chains of fma static double peak_us(int64_t n) {
   for (int i = 0; i < 12; i++) sum += c[i];
   asm volatile("" : "+x"(sum));
   return now_us() - t;
-} extern "C" double peak(int64_t n) { return peak_us(n); } extern "C" int lanes() { return VL; }
-typedef void (*kernel)(const float* x, const float* w, float* y); extern "C" double time_us(kernel
-f, const float* x, const float* w, float* y, int64_t reps, const char* cold, int64_t bytes) {
+}
+extern "C" int lanes() { return VL; }
+typedef void (*kernel)(const float* x, const float* w, float* y);
+extern "C" double time_us(kernel f, const float* x, const float* w, float* y, int64_t reps,
+                          const char* cold, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_ia32_clflush(cold + i);
   __builtin_ia32_mfence();
   double t = now_us();

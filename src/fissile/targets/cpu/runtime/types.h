@@ -217,6 +217,21 @@ FISSILE_INLINE void deinterleave(const float* p, vf& even, vf& odd) {
   odd = FISSILE_PICK(a, b, FISSILE_ODD);
 }
 
+// lookup(table, j): lane i is table[j[i] % VL], for a table of VL floats on a line of its own.
+#if defined(FISSILE_AVX512) || defined(__AVX2__)
+#define FISSILE_LOOKUP 1
+FISSILE_INLINE float lookup(const float* table, int32_t j) { return table[j & (VL - 1)]; }
+FISSILE_INLINE vf lookup(const float* table, vi j) {
+#if !defined(__clang__)
+  return __builtin_shuffle(*reinterpret_cast<const vf*>(table), j);
+#elif defined(FISSILE_AVX512)
+  return __builtin_ia32_permvarsf512(*reinterpret_cast<const vf*>(table), j);
+#else
+  return __builtin_ia32_permvarsf256(*reinterpret_cast<const vf*>(table), j);
+#endif
+}
+#endif
+
 // ---- bits and selection -------------------------------------------------------------------------
 
 FISSILE_INLINE int32_t bits(float x) {

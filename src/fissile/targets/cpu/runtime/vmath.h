@@ -2,11 +2,11 @@
 // lane, NaN payloads aside) and for double (libm).
 //
 // Errors in units of the last place against exact values, over every finite float, with fma
-// (tests/targets/cpu_runtime checks them): exp 1.1, exp2 1.1, expm1 1.6, log 0.9, log2 2,
-// log1p 1.4, tanh 1.7, sigmoid 1.6, softplus 2, erf 1.3, sin and cos 1.6; without the fma
+// (tests/targets/cpu_runtime checks them): exp 1.0, exp2 1.1, expm1 1.6, log 0.9, log2 2,
+// log1p 1.4, tanh 1.5, sigmoid 2.4, softplus 2.2, erf 1.6, sin and cos 1.6; without the fma
 // instruction up to 0.8 more. Below 2^-126 the unit is 2^-149: denormals are rounded, not flushed.
-// tanh, sigmoid and erf reach exactly 0, 1 or -1. Polynomials are minimax fits with coefficients
-// rounded to float one at a time.
+// tanh, sigmoid and erf reach exactly 0, 1 or -1. Polynomials are minimax fits (Lawson's iteration
+// in double), their coefficients rounded to float by a search for the least error of the result.
 #ifndef FISSILE_VMATH_H
 #define FISSILE_VMATH_H
 
@@ -28,56 +28,102 @@ template <class V, class C, class... Cs> FISSILE_INLINE V horner(V x, C c, Cs...
   return native_fma(horner(x, rest...), x, broadcast<V>(c));
 }
 
-// y * 2^n, rounded once, for integers n in [-252, 254] (given also as a float).
-template <class V, class I> FISSILE_INLINE V scale(V y, I n, V) {
+// y * 2^n, rounded once, for integers n in [-252, 254]
+template <class V, class I> FISSILE_INLINE V scale(V y, I n) {
   I half = n >> 1;
   return y * from_bits((half + 127) << 23) * from_bits((n - half + 127) << 23);
 }
-#if defined(FISSILE_AVX512) && !defined(__clang__)
-FISSILE_INLINE vf scale(vf y, vi, vf n) {
-  return __builtin_ia32_scalefps512_mask(y, n, y, (unsigned short)-1, 4);
-}
-#endif
 
 // x = n ln 2 + r with |r| <= ln(2) / 2;  e^r - 1 = r + r^2 q(r)
 template <class V> struct Reduced {
-  V n;
-  typename of<V>::integer n_int;
+  typename of<V>::integer n;
   V r;
 };
 template <class V> FISSILE_INLINE Reduced<V> reduce_ln2(V x) {
   V t = fma(x, log2_e, to_nearest);
   V n = t - to_nearest;
-  return {n, bits(t) - bits(to_nearest), fma(n, -ln2_low, fma(n, -ln2_high, x))};
+  return {bits(t) - bits(to_nearest), fma(n, -ln2_low, fma(n, -ln2_high, x))};
 }
 template <class V> FISSILE_INLINE V expm1_reduced(V r) {
   V q = horner(r, 0.5f, 0.166665211f, 0.0416663885f, 0.00836867746f, 0.00139418768f);
   return fma(q, r * r, r);
 }
 
-template <class V> FISSILE_INLINE V exp(V x) {
-  // beyond these bounds the result is 0 or inf whatever x is
-  Reduced<V> a = reduce_ln2(at_most(at_least(x, -104.0f), 89.0f));
-  return scale(expm1_reduced(a.r) + 1.0f, a.n_int, a.n);
+// y = 2^(n / ROOTS) m with m near 1. Where one instruction looks up 2^(j / ROOTS) in a register for
+// every lane, three terms of the power series are enough; elsewhere ROOTS = 1 and six are.
+#if defined(FISSILE_LOOKUP) && defined(FISSILE_FMA)
+constexpr int ROOT_BITS = VL == 16 ? 4 : 3;
+#if defined(FISSILE_AVX512)
+alignas(64) constexpr float roots[] = {
+    1.0f,        1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f,
+    1.29683959f, 1.35425556f, 1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f,
+    1.68179286f, 1.75625217f, 1.8340081f,  1.91520655f};
+alignas(64) constexpr float roots_low[] = {  // what rounding took from the roots
+    0.0f,            4.83347016e-08f,  -1.30775399e-08f, 5.38622231e-08f,
+    3.79763527e-08f, 4.4968381e-08f,   -4.01899953e-08f, -1.01233493e-08f,
+    2.4203235e-08f,  -4.50089885e-08f, 8.07090483e-09f,  9.83621717e-09f,
+    -2.47553267e-08f, -9.23577037e-09f, -1.1239278e-08f,  9.84532811e-09f};
+#else
+alignas(64) constexpr float roots[] = {1.0f,        1.09050775f, 1.18920708f, 1.29683959f,
+                                       1.41421354f, 1.54221082f, 1.68179286f, 1.8340081f};
+alignas(64) constexpr float roots_low[] = {  // what rounding took from the roots
+    0.0f,           -1.30775399e-08f, 3.79763527e-08f,  -4.01899953e-08f,
+    2.4203235e-08f, 8.07090483e-09f,  -2.47553267e-08f, -1.1239278e-08f};
+#endif
+constexpr float to_root = to_nearest / (1 << ROOT_BITS);  // x + it - it rounds to 1 / ROOTS
+// (e^r - 1) / r
+template <class V> FISSILE_INLINE V expm1_over(V r) {
+  if constexpr (VL == 16) return horner(r, 1.0f, 0.500016212f, 0.166670308f);
+  else return horner(r, 1.0f, 0.5f, 0.166680261f, 0.0416706316f);
 }
+
+// y = T 2^n with T = 2^(j / ROOTS): the exponent from the bits of t = n + j / ROOTS + to_root
+template <class V> FISSILE_INLINE V scale_to(V y, V t) {
+  return scale(y, (bits(t) - bits(to_root)) >> ROOT_BITS);
+}
+#if defined(FISSILE_AVX512)
+// the instruction rounds the exponent down
+FISSILE_INLINE vf scale_to(vf y, vf t) {
+  return __builtin_ia32_scalefps512_mask(y, t - to_root, y, (unsigned short)-1, 4);
+}
+#endif
+template <bool closer = false, class V> FISSILE_INLINE V exp_in_range(V x) {
+  V t = fma(x, log2_e, to_root), n = t - to_root;
+  V r = fma(n, -ln2_low, fma(n, -ln2_high, x));
+  V root = lookup(roots, bits(t));
+  if constexpr (closer) {  // 0.8 ulp instead of 1.0, for another 20 % of the time
+    V low = lookup(roots_low, bits(t));
+    return scale_to(root + fma(root * r, expm1_over(r), low), t);
+  } else {
+    return scale_to(fma(root * r, expm1_over(r), root), t);
+  }
+}
+#else
+template <bool closer = false, class V> FISSILE_INLINE V exp_in_range(V x) {
+  Reduced<V> a = reduce_ln2(x);
+  return scale(expm1_reduced(a.r) + 1.0f, a.n);
+}
+#endif
+
+// Beyond these bounds the result is 0 or inf whatever x is.
+template <class V> FISSILE_INLINE V exp(V x) {
+  return exp_in_range(at_most(at_least(x, -104.0f), 89.0f));
+}
+// for x <= 0
+template <class V> FISSILE_INLINE V exp_of_negative(V x) { return exp_in_range(at_least(x, -104.0f)); }
 
 template <class V> FISSILE_INLINE V exp2(V x) {
   x = at_most(at_least(x, -151.0f), 129.0f);
   V t = x + to_nearest, n = t - to_nearest, r = x - n;
   V q = horner(r, 0.693147182f, 0.240226507f, 0.0555040613f, 0.0096180886f, 0.00133366673f,
                0.000154514142f, 1.46707525e-05f);
-  return scale(fma(q, r, 1.0f), bits(t) - bits(to_nearest), n);
+  return scale(fma(q, r, 1.0f), bits(t) - bits(to_nearest));
 }
 
-// e^x - 1 for n in [-126, 127]: 2^n (1 + m) - 1
-template <class V> FISSILE_INLINE V expm1_core(V x) {
-  Reduced<V> a = reduce_ln2(x);
-  V power = from_bits((a.n_int + 127) << 23);
-  return fma(power, expm1_reduced(a.r), power - 1.0f);
-}
+// e^x - 1 = 2^n (1 + m) - 1
 template <class V> FISSILE_INLINE V expm1(V x) {
   Reduced<V> a = reduce_ln2(at_most(at_least(x, -20.0f), 89.0f));
-  V half_power = from_bits((a.n_int + 126) << 23);  // 2^128 would overflow before the sum does
+  V half_power = from_bits((a.n + 126) << 23);  // 2^128 would overflow before the sum does
   V y = fma(half_power, expm1_reduced(a.r), half_power - 0.5f);
   return select(abs(x) < 0x1p-24f, x, y + y);
 }
@@ -128,39 +174,42 @@ template <class V> FISSILE_INLINE V log1p(V x) {
   return select(abs(x) < 0x1p-24f, x, log_special(u, select(x < 0x1p126f, y, log(x))));
 }
 
-// a / (c + e), corrected for the rounding of c + e and of the quotient
-template <class V> FISSILE_INLINE V over_sum(V a, float c, V e) {
-  V d = c + e, lost = e - (d - c), r = 1.0f / d, q = a * r;
-  return fma(fma(-q, lost, fma(-q, d, a)), r, q);
-}
-
+// t + t^3 s(t^2) below 0.6, else 1 - 2 / (e^2t + 1)
 template <class V> FISSILE_INLINE V tanh(V x) {
-  V t = at_most(abs(x), 10.0f), e = expm1_core(t + t);
-  return copysign(over_sum(e, 2.0f, e), x);
+  V t = at_most(abs(x), 10.0f), z = t * t;
+  V s = horner(z, -0.333332986f, 0.133319572f, -0.0537866727f, 0.0208053291f, -0.0059057679f);
+  V e = exp_in_range(t + t);
+  return copysign(select(t < 0.6f, fma(t * z, s, t), 1.0f - 2.0f / (e + 1.0f)), x);
 }
 
+// e / (1 + e) with e = e^x; beyond 80 it is 1
 template <class V> FISSILE_INLINE V sigmoid(V x) {
-  V e = exp(-abs(x));
-  return over_sum(select(x < 0.0f, e, broadcast<V>(1.0f)), 1.0f, e);
+  V e = exp_in_range<true>(at_most(at_least(x, -104.0f), 80.0f));
+  return e / (e + 1.0f);
 }
 
-// max(x, 0) + log(1 + e^-|x|), the logarithm as 2 atanh(e / (2 + e))
+// max(x, 0) + log(1 + e) with e = e^-|x|
 template <class V> FISSILE_INLINE V softplus(V x) {
-  V e = exp(-abs(x)), s = over_sum(e, 2.0f, e), z = s * s;
-  V p =
-      horner(z, 0.333333343f, 0.199998841f, 0.142899811f, 0.110477984f, 0.09408544f, 0.0837339088f);
-  V atanh = fma(p * z, s, s);
-  return at_least(x, 0.0f) + (atanh + atanh);
+  V e = exp_of_negative(-abs(x));
+  V p = horner(e, -0.499999315f, 0.33330512f, -0.249585897f, 0.196953982f, -0.153553903f,
+               0.106805541f, -0.057664372f, 0.0202044956f, -0.00331847928f);
+  return fma(p, e * e, e) + at_least(x, 0.0f);
 }
 
+// t + t p(t^2) below 0.95, else 1 - p(t)^4: one polynomial with two sets of coefficients
 template <class V> FISSILE_INLINE V erf(V x) {
-  V t = at_most(abs(x), 4.0f), z = t * t;
-  V small = horner(z, 0.128379151f, -0.376124918f, 0.112817682f, -0.0267644022f, 0.00498952018f,
-                   -0.000597079401f);
-  V large = horner(t, -1.12863708f, -0.635198057f, -0.106158964f, 0.0236944444f, -0.00361025869f,
-                   0.000314830831f, -1.04296951e-05f);
-  V y = select(t < 0.9275f, fma(small, t, t), 1.0f - exp(large * t));
-  return copysign(y, x);
+  V t = at_most(abs(x), 3.95f), z = t * t;
+  auto small = t < 0.95f;
+  V u = select(small, z, t);
+  V p = select(small, broadcast<V>(-0.000586212962f),
+               horner(t, -0.0111545138f, 0.000355328753f, 0.000239766377f, -2.61470777e-05f));
+  p = fma(p, u, select(small, broadcast<V>(0.00496753305f), broadcast<V>(0.0401194245f)));
+  p = fma(p, u, select(small, broadcast<V>(-0.0267488621f), broadcast<V>(-0.0121427784f)));
+  p = fma(p, u, select(small, broadcast<V>(0.112813212f), broadcast<V>(-0.0980545208f)));
+  p = fma(p, u, select(small, broadcast<V>(-0.376124471f), broadcast<V>(-0.291254103f)));
+  p = fma(p, u, select(small, broadcast<V>(0.128379136f), broadcast<V>(1.00168705f)));
+  V square = p * p;
+  return copysign(select(small, fma(t, p, t), fma(-square, square, 1.0f)), x);
 }
 
 // x = n pi / 2 + r; quadrant 0: sin r, 1: cos r, 2: -sin r, 3: -cos r
