@@ -39,7 +39,8 @@ static inline double unit_of(double y) {  // the distance between floats at y
 // Vectors of VL neighbouring floats, `stride` vectors apart. found: the largest error and where it
 // is, then how many results are NaN or infinite where they should not be or the other way round,
 // then how many lanes differ from the scalar function.
-template <class F, class E> static void compare(F f, E exact, int64_t first, int64_t stride, double* found) {
+template <class F, class E>
+static void compare(F f, E exact, int64_t first, int64_t stride, double* found) {
   for (int64_t k = 0; k < 4; k++) found[k] = 0;
   for (int64_t from = first * VL; from < (int64_t(1) << 32); from += stride * VL) {
     float x[VL], y[VL];
