@@ -91,7 +91,7 @@ def test_presolve_keeps_the_optimum(seed):
 
 def test_noise_counts_only_where_it_is_limited():
     dearer = 0
-    for seed in range(20):
+    for seed in range(60):
         problem = with_noise(random_hypergraph(seed), seed)
         loud, silent = (
             replace(problem, quiet=False),
@@ -99,7 +99,7 @@ def test_noise_counts_only_where_it_is_limited():
         )
         assert select(loud).objective == pytest.approx(select(silent).objective)
         dearer += select(problem).objective > 1.01 * select(loud).objective
-    assert dearer >= 5, "the row hardly ever decides: these tests say nothing"
+    assert dearer >= 8, "the row hardly ever decides: these tests say nothing"
 
 
 def test_an_adapter_has_no_noise():

@@ -73,8 +73,7 @@ def drop_useless(reduced: Reduced) -> Reduced:
 
 
 def _quiet(problem: Problem) -> list[int]:
-    columns = enumerate(problem.columns)
-    return [k for k, column in columns if not problem.quiet or is_quiet(problem, [k])]
+    return [k for k in range(len(problem.columns)) if is_quiet(problem, [k])]
 
 
 def _wanted_tokens(
