@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
+from fissile.accuracy import Noise, allowance
 from fissile.artifact.executable import Executable
 from fissile.artifact.load import load as load_artifact
 from fissile.artifact.write import write
@@ -45,10 +47,11 @@ from fissile.targets.cpu.implementations import BY_NAME
 from fissile.targets.cpu.packing import pack
 from fissile.targets.cpu.target import VERSION, Cpu
 from fissile.targets.cpu.toolchain import Toolchain, find
-from fissile.verify import POLICY, check, onnxruntime_run
+from fissile.verify import POLICY, WrongAnswer, check, onnxruntime_run
 
 TUNE_S = 60.0
 FULL_S = 3600.0
+RETUNE = 0.25  # of the time of tuning, after a plan was wrong
 
 Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
 Source = "str | Path | bytes | onnx.ModelProto"
@@ -66,7 +69,7 @@ class Stages:
 
     def observe(self, stage: str, value: Any) -> Any:
         now = time.monotonic()
-        self.seconds[stage] = now - self._last
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
         self._last = now
         self.values[stage] = value
         if isinstance(value, Sequence):
@@ -105,21 +108,12 @@ def compile(
     graph = stages.observe("load", load(model, shapes))
     well_formed(graph)
     threads, toolchain = threads or usable_threads(), find()
-    cpu, selection = choose(
-        graph, target, threads, budget_s(tune), store, toolchain, stages,
+    seconds = budget_s(tune)
+    cpu, choose = choices_of(
+        graph, target, threads, seconds, store, toolchain, stages,
         without=without, exact=accuracy == "exact",
     )  # fmt: skip
-    kernels = {c: k for c in selection.chosen if not c.is_alias and (k := cpu.kernel(c))}
-    us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
-    order = stages.observe("order", arrange(graph, selection.chosen))
-    plan = stages.observe("place", place(graph, order, kernels, us))
-    files = stages.observe("emit", emit(plan, graph))
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-"))
-    facts = {
-        "selection": summary(graph, selection, stages) | {"choices": choices(plan, selection)},
-        "threads": threads,
-        "accuracy": accuracy,
-    }
 
     def right(part: Path) -> None:
         built = load_artifact(part, threads, verify=False)
@@ -127,14 +121,38 @@ def compile(
         if verify:
             stages.observe("verify", checked(model, graph, built, accuracy))
 
-    called = {name for k in kernels.values() for name in k.libraries}
-    make = partial(build, toolchain=toolchain, libraries=called)
-    write(where, graph, plan, files, pack, make, facts, check=right)
+    facts = {"threads": threads, "accuracy": accuracy}
+    selection = stages.observe("tune", choose(seconds, None))
+    for attempt in count(1):
+        try:
+            make(where, graph, cpu, selection, toolchain, facts, stages, right)
+            break
+        except WrongAnswer as wrong:
+            noise = allowance(graph, selection.chosen, wrong, attempt)
+            if noise is None:
+                raise
+            selection = stages.observe("tune", choose(RETUNE * seconds, noise))
     executable = load_artifact(
         where, threads, verify=False, selection=selection, temporary=folder is None
     )
     executable.stages = stages
     return executable
+
+
+def make(
+    where: Path, graph: Graph, cpu: Cpu, selection: Selection, toolchain: Toolchain,
+    facts: Mapping[str, Any], stages: Stages, check: Callable[[Path], None],
+) -> None:  # fmt: skip
+    """From the chosen candidates to a folder that `check` accepts."""
+    kernels = {c: k for c in selection.chosen if not c.is_alias and (k := cpu.kernel(c))}
+    us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
+    order = stages.observe("order", arrange(graph, selection.chosen))
+    plan = stages.observe("place", place(graph, order, kernels, us))
+    files = stages.observe("emit", emit(plan, graph))
+    said = summary(graph, selection, stages) | {"choices": choices(plan, selection)}
+    called = {name for k in kernels.values() for name in k.libraries}
+    built = partial(build, toolchain=toolchain, libraries=called)
+    write(where, graph, plan, files, pack, built, {"selection": said, **facts}, check=check)
 
 
 def budget_s(tune: str | float) -> float:
@@ -150,11 +168,12 @@ def budget_s(tune: str | float) -> float:
     return seconds
 
 
-def choose(
+def choices_of(
     graph: Graph, target: str, threads: int, seconds: float, store: str | Path | None,
     toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (), exact: bool = False,
-) -> tuple[Cpu, Selection]:  # fmt: skip
-    """From a graph to the chosen candidates. `exact`: of those that add no error."""
+) -> tuple[Cpu, Callable[[float, Noise | None], Selection]]:  # fmt: skip
+    """From a graph to the function that chooses among its candidates, within seconds and a limit on
+    noise. `exact`: only those that add no error."""
     if target != "cpu":
         raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
     cpu = Cpu(graph, threads=threads, without=without, exact=exact)
@@ -164,19 +183,15 @@ def choose(
     machine = stages.observe("calibrate", calibrate(toolchain, threads))
     bench = CpuBench(toolchain, threads, version=VERSION)
     known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
-    measuring = bench if seconds else None
-    selection = tune_(
-        graph,
-        offered,
-        cpu,
-        Model(machine, cpu.efficiency),
-        measuring,
-        known,
-        seconds,
-        stages.progress,
-        "recomputation" in without,
-    )
-    return cpu, stages.observe("tune", selection)
+    measuring, once = bench if seconds else None, "recomputation" in without
+
+    def choose(budget_s: float, noise: Noise | None) -> Selection:
+        costs = Model(machine, cpu.efficiency)
+        return tune_(
+            graph, offered, cpu, costs, measuring, known, budget_s, stages.progress, once, noise
+        )
+
+    return cpu, choose
 
 
 def tune_(*arguments: Any) -> Selection:

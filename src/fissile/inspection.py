@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fissile.artifact.manifest import read
-from fissile.compile import Stages, choose, implement
+from fissile.compile import Stages, choices_of, implement
 from fissile.errors import shown
 from fissile.ir.graph import Graph
 from fissile.ir.layout import Token
@@ -84,7 +84,8 @@ def _candidate(c: Candidate) -> str:
 
 
 def _plan(graph: Graph, target: str) -> Facts:
-    cpu, selection = choose(graph, target, usable_threads(), 0.0, None, find(), Stages())
+    cpu, choose = choices_of(graph, target, usable_threads(), 0.0, None, find(), Stages())
+    selection = choose(0.0, None)
     lowered = {c: cpu.kernel(c) for c in selection.chosen if not c.is_alias}
     kernels = {c: k for c, k in lowered.items() if isinstance(k, Kernel)}
     us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}

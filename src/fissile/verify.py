@@ -25,7 +25,15 @@ Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]]
 
 
 class WrongAnswer(FissileError):
-    """The compiled program differs from the reference by more than the policy allows."""
+    """The compiled program differs from the reference by more than the policy allows: by `error`
+    of the output's scale for `inputs`, where `allowed` is."""
+
+    def __init__(
+        self, text: str, error: float = 0.0, allowed: float = 0.0,
+        inputs: Sequence[np.ndarray] = (),
+    ):  # fmt: skip
+        super().__init__(text)
+        self.error, self.allowed, self.inputs = error, allowed, inputs
 
 
 @dataclass(frozen=True)
@@ -118,8 +126,9 @@ def check(graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "de
             if not error <= allowed:
                 raise WrongAnswer(
                     f"output {shown(name)} differs from the reference by {error:.1e} of its scale, "
-                    f"{judge} by {yardstick:.1e}, allowed {allowed:.1e}: please report this model"
-                )
+                    f"{judge} by {yardstick:.1e}, allowed {allowed:.1e}: please report this model",
+                    error, allowed, inputs,
+                )  # fmt: skip
             if error >= worst.error:
                 worst = Report(error, yardstick, allowed, judge)
     return worst

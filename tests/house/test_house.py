@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "fissile"
 LAYERS = (
     "errors", "ir", "machine", "onnx", "rewrite", "kernels", "tiles", "cost", "select", "plan",
-    "targets", "artifact", "report", "verify", "compile", "backend",
+    "targets", "artifact", "report", "verify", "accuracy", "compile", "backend",
     "peers", "bench", "doctor", "inspection", "console", "arguments", "cli",
 )  # fmt: skip
 LONGEST_FILE, LONGEST_FUNCTION = 600, 80  # lines; the aim is 400 and 40

@@ -7,7 +7,7 @@ element type; half precision computes in f32 and rounds at each node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,9 +17,12 @@ from fissile.ir.semantics import wide
 
 
 def evaluate(
-    graph: Graph, inputs: Sequence[np.ndarray], reference: bool = False
-) -> list[np.ndarray]:
-    """The outputs for these inputs, in order. Values are dropped after their last reader."""
+    graph: Graph, inputs: Sequence[np.ndarray], reference: bool = False,
+    changes: Mapping[Value, Callable[[np.ndarray], np.ndarray]] | None = None,
+) -> list[np.ndarray]:  # fmt: skip
+    """The outputs for these inputs, in order. Values are dropped after their last reader. `changes`
+    are made to values once they are computed."""
+    changes = changes or {}
     known = {v: _enter(a, reference) for v, a in zip(graph.inputs, inputs, strict=True)}
     left = {v: len(users) for v, users in graph.users.items()}
     for v in (*graph.outputs, *graph.inputs):
@@ -30,7 +33,7 @@ def evaluate(
         for value, array in zip(
             node.outputs, apply(node, [known[v] for v in node.inputs], reference), strict=True
         ):
-            known[value] = array
+            known[value] = changes[value](array) if value in changes else array
         for value in set(node.inputs):
             left[value] -= 1
             if not left[value]:

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from fissile.select.landmarks import derivation_order
 from fissile.select.program import Problem, Row
 
+TOLERANCE = 1e-6  # of rows, in HiGHS
+
 
 def executable_order(problem: Problem, chosen: Sequence[int]) -> list[int]:
     """The part of `chosen` that can run from the free tokens, in an order that runs."""
@@ -34,8 +36,15 @@ def available(problem: Problem, order: Sequence[int]) -> set[int]:
 
 
 def is_solution(problem: Problem, chosen: Sequence[int]) -> bool:
-    """Some order of a part of `chosen` gives every output."""
+    """Some order of a part of `chosen` gives every output, and all of it is quiet enough."""
+    if not is_quiet(problem, chosen):
+        return False
     return available(problem, executable_order(problem, chosen)).issuperset(problem.outputs)
+
+
+def is_quiet(problem: Problem, chosen: Sequence[int]) -> bool:
+    """Does `chosen` keep within the noise that the problem allows?"""
+    return not problem.quiet or sum(problem.columns[k].noise for k in chosen) <= 1 + TOLERANCE
 
 
 def founded_rows(problem: Problem, chosen: Sequence[int], serial: int = 0) -> Iterator[Row]:

@@ -4,7 +4,7 @@
 
 It serves the ablation. The rows of `program` hold for every solution that runs, so for these too;
 of the presolve only what keeps them: k gives way to b where b costs no more, gives at least as
-much, needs no more and executes nothing that k does not.
+much, is no louder, needs no more and executes nothing that k does not.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def least_once(
     model = Model([c.cost * scale for c in small.columns], integral=True)
     count = model.add(rows(small, ALL_ROWS))
     count += model.add_at_most_one(_holders(small))
+    if small.quiet:
+        model.add_quiet([c.noise for c in small.columns])
     best: list[int] = []
     bound = 0.0
     for serial in range(ROUNDS):
@@ -66,4 +68,4 @@ def _without_rivals(reduced: Reduced) -> Reduced:
 
 
 def _replaces(b: Column, k: Column) -> bool:
-    return b.needs <= k.needs and b.region <= k.region
+    return b.needs <= k.needs and b.region <= k.region and b.noise <= k.noise

@@ -32,12 +32,15 @@ class MalformedProblem(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A kernel: the primitives it executes (none for an adapter), its tokens and its time."""
+    """A kernel: the primitives it executes (none for an adapter), its tokens and its time.
+
+    noise: its share of the square of the error that a solution may have; 0 for most."""
 
     cost: float
     region: frozenset[int]
     needs: frozenset[int]
     gives: frozenset[int]
+    noise: float = 0.0
 
     @property
     def is_adapter(self) -> bool:
@@ -46,7 +49,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Tokens are 0 .. len(value_of) - 1; `edges` holds (p, q, v) where q reads the value v of p."""
+    """Tokens are 0 .. len(value_of) - 1; `edges` holds (p, q, v) where q reads the value v of p.
+
+    quiet: the noise of a solution's columns must not exceed 1, in units of what is allowed:
+
+        sum noise_k x_k <= 1                                            (adapters have none)
+    """
 
     columns: tuple[Column, ...]
     outputs: tuple[int, ...]
@@ -55,6 +63,7 @@ class Problem:
     producer: tuple[int | None, ...]
     edges: tuple[tuple[int, int, int], ...]
     live: frozenset[int]
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,10 @@ def check(problem: Problem) -> None:
     for k, column in enumerate(problem.columns):
         if not 0 <= column.cost < float("inf"):
             raise MalformedProblem(f"column {k} costs {column.cost}, not a finite number >= 0")
+        if not 0 <= column.noise < float("inf"):
+            raise MalformedProblem(f"column {k} has noise {column.noise}, not a finite number >= 0")
+        if column.is_adapter and column.noise:
+            raise MalformedProblem(f"column {k} is an adapter with noise")
         for token in column.needs | column.gives:
             if token not in tokens:
                 raise MalformedProblem(f"column {k} names token {token}, but {len(tokens)} exist")

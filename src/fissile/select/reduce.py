@@ -2,11 +2,12 @@
 
 Each step keeps an optimal solution of what it is given, so steps compose in any order:
 
-- a column that cannot run, or gives nothing that a useful column needs, is dropped;
+- a column that cannot run, or gives nothing that a useful column needs, or is louder than a whole
+  solution may be, is dropped;
 - a token that must be there before column k can run is dropped from what k gives;
-- k is dropped when another column b costs no more, gives at least as much, and needs only tokens
-  that k needs or that must be there before k can run.  In a solution b can take the place of k.
-  Ties are broken by index, so replacing ends.
+- k is dropped when another column b costs no more, is no louder where that counts, gives at least
+  as much, and needs only tokens that k needs or that must be there before k can run.  In a
+  solution b can take the place of k.  Ties are broken by index, so replacing ends.
 
 Dropping columns keeps the rows `cover` and `edges` true: a solution of the smaller problem is a
 solution of the larger one, and the rows hold for every solution.  What is dropped by index alone is
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fissile.select.cuts import is_quiet
 from fissile.select.landmarks import derivation_order
 from fissile.select.program import Column, Problem, givers_of, token_landmarks, token_mask
 
@@ -54,7 +56,7 @@ def drop_useless(reduced: Reduced) -> Reduced:
     """Forward and backward reachability; gives that are there anyway."""
     problem = reduced.problem
     known = token_landmarks(problem)
-    order = derivation_order(problem.columns, problem.free)
+    order = derivation_order(problem.columns, problem.free, _quiet(problem))
     columns = list(problem.columns)
     for k in order:
         late = [t for t in columns[k].gives if not known.of_needs[k] >> t & 1]
@@ -68,6 +70,10 @@ def drop_useless(reduced: Reduced) -> Reduced:
         if columns[k].gives:
             keep.append(k)
     return restrict(reduced, keep, columns)
+
+
+def _quiet(problem: Problem) -> list[int]:
+    return [k for k in range(len(problem.columns)) if is_quiet(problem, [k])]
 
 
 def _wanted_tokens(
@@ -95,6 +101,7 @@ def drop_dominated(reduced: Reduced) -> Reduced:
     gives = _packed((token_mask(column.gives) for column in columns), words)
     there = needs | _packed(known.of_needs, words)
     rivals = givers_of(problem)
+    noise = np.array([column.noise if problem.quiet else 0.0 for column in columns])
     place: dict[tuple[int, int], int] = {}
     for token, same in enumerate(rivals):
         same.sort(key=lambda k: (columns[k].cost, k))
@@ -104,7 +111,7 @@ def drop_dominated(reduced: Reduced) -> Reduced:
         token = min(columns[k].gives, key=lambda t: (place[t, k], t))
         cheaper = rivals[token][: place[token, k]]
         lacks = (needs[cheaper] & ~there[k]) | (gives[k] & ~gives[cheaper])
-        return bool((~lacks.any(axis=1)).any())
+        return bool((~lacks.any(axis=1) & (noise[cheaper] <= noise[k])).any())
 
     keep = [k for k in range(len(columns)) if not is_dominated(k)]
     return restrict(reduced, keep, columns)

@@ -60,6 +60,8 @@ def relax(
     model = Model([column.cost * scale for column in problem.columns], integral=False)
     pool = [*landmark_rows(problem, families), *carried]
     model.add(pool)
+    if problem.quiet:
+        model.add_quiet([column.noise for column in problem.columns])
     needs = NeedsRows(problem, families)
     growth = Growth(problem)
     result = Relaxation(0.0, (), (), (), best, 0)

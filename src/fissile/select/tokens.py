@@ -10,9 +10,12 @@ from fissile.kernels.candidate import Candidate
 from fissile.select.program import Column, Problem
 
 
-def problem(graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float]) -> Problem:
+def problem(
+    graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float],
+    noise: Sequence[float] | None = None,
+) -> Problem:  # fmt: skip
     """Columns stand in the order of the candidates. Outputs that are inputs or constants of the
-    graph need no kernel: the plan copies them."""
+    graph need no kernel: the plan copies them. `noise` is limited where it is given."""
     numbers: dict[Token, int] = {}
     for c in candidates:
         for t in (*c.needs, *c.gives):
@@ -24,9 +27,9 @@ def problem(graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float
     columns = tuple(
         Column(
             cost, frozenset(primitives[n] for n in c.region.nodes),
-            frozenset(numbers[t] for t in c.needs), frozenset(numbers[t] for t in c.gives),
+            frozenset(numbers[t] for t in c.needs), frozenset(numbers[t] for t in c.gives), e,
         )
-        for c, cost in zip(candidates, costs, strict=True)
+        for c, cost, e in zip(candidates, costs, noise or [0.0] * len(costs), strict=True)
     )  # fmt: skip
     free = frozenset(
         i for t, i in numbers.items() if t.value in graph.inputs and t.layout.is_row_major
@@ -41,5 +44,5 @@ def problem(graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float
         columns, outputs, free,
         value_of=tuple(values[t.value] for t in numbers),
         producer=tuple(primitives.get(v.node) for v in values),
-        edges=edges, live=frozenset(primitives.values()),
+        edges=edges, live=frozenset(primitives.values()), quiet=noise is not None,
     )  # fmt: skip

@@ -64,13 +64,13 @@ def _silent(what: str, share: float, left: float) -> None:
 def tune(
     graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
     bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None = None,
-    once: bool = False,
+    once: bool = False, noise: Callable[[Candidate], float] | None = None,
 ) -> Selection:  # fmt: skip
     """The cheapest plan for `budget_s` seconds of measuring and solving; 0 works from the model and
-    from what the store knows. `once`: no primitive is executed twice. Raises ValueError where no
-    candidate set gives the outputs."""
+    from what the store knows. `once`: no primitive is executed twice. `noise`: of a candidate, as a
+    share of what the plan may have. Raises ValueError where no candidate set gives the outputs."""
     tuning = _Tuning(graph, candidates, target, model, bench, store, budget_s, progress)
-    tuning.once = once
+    tuning.once, tuning.noise = once, noise
     return tuning.run()
 
 
@@ -87,6 +87,7 @@ class _Tuning:
         self.faults: dict[str, str] = {}
         self.rounds = 0
         self.once = False
+        self.noise: Callable[[Candidate], float] | None = None
         self._enter(store.get({c.key for c in self.candidates}) if store else {})
 
     def run(self) -> Selection:
@@ -121,7 +122,8 @@ class _Tuning:
         costs = prices(self.candidates, self.model, self.measured)
         if distrust != 1.0:
             costs = [replace(c, us=c.us * distrust) if c.source == "model" else c for c in costs]
-        program = problem(self.graph, self.candidates, [c.us for c in costs])
+        noise = [self.noise(c) for c in self.candidates] if self.noise else None
+        program = problem(self.graph, self.candidates, [c.us for c in costs], noise)
         numbers = {c: k for k, c in enumerate(self.candidates)}
         start = [numbers[c] for c in before if c in numbers]
         return select(program, time_limit=limit_s, gap=gap, start=start, once=self.once)
