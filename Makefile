@@ -14,8 +14,8 @@ test: $(VENV)/.ready
 test-all: $(VENV)/.ready
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/.ready
-	$(BIN)/python benchmarks/status.py
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/results.py
 	$(BIN)/python benchmarks/solver.py
 
 lint: $(VENV)/.lint
@@ -27,6 +27,10 @@ $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fissile needs Python 3.11 or later")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.ready

@@ -1,0 +1,330 @@
+"""What is measured for `RESULTS.md`: each function gives one row, ready for JSON.
+
+Latencies are ratios within one process, interleaved (`fissile.bench`). Compiled folders are kept
+below a work folder and used again by every part while sources and settings are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import kernels as kernel_shapes
+import numpy as np
+from batches import batched
+from networks import REAL, network, real
+
+import fissile
+from fissile.bench import Latency, interleaved, ours, random_feeds
+from fissile.errors import FissileError
+from fissile.onnx.load import load as load_graph
+from fissile.peers import Call, peer
+from fissile.targets.cpu.implementations import IMPLEMENTATIONS
+from fissile.verify import relative_error
+
+PEERS = ("onnxruntime", "openvino")
+SPINNERS = 2
+BUDGETS = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)  # seconds of tuning, one after another
+PHASE_S = 4.0  # alone, then beside neighbours, and again
+# implementations that are left out together
+TOGETHER = {"chains": ("chain", "attention"), "libraries": ("openblas", "onednn")}
+PARTS_OF_THE_METHOD = ("fusion", "program", "recomputation", "channels-first", "channels-last")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network as it is compiled. `tune`, `seconds`: of tuning, and of one interleaving."""
+
+    name: str
+    threads: int = 1
+    batch: int = 1
+    accuracy: str = "default"
+    tune: float = 120.0
+    seconds: float = 6.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}.t{self.threads}.b{self.batch}.{self.accuracy}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """`work`: models and compiled folders. `source`: a digest of the compiler's sources."""
+
+    work: Path
+    source: str
+
+    def model(self, case: Case) -> Path:
+        """The ONNX file of a case. Raises ValueError where the network has no such batch."""
+        if case.name in REAL:
+            return real(case.name, self.work / "real")
+        path = self.work / "models" / f"{case.name}.b{case.batch}.onnx"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            proto = network(case.name)
+            data = (batched(proto, case.batch) if case.batch > 1 else proto).SerializeToString()
+            part = path.with_suffix(f".{os.getpid()}")
+            part.write_bytes(data)
+            part.replace(path)
+        return path
+
+    def compiled(self, case: Case) -> tuple[fissile.Executable, dict[str, Any]]:
+        """The executable, and what was found out when it was compiled."""
+        folder = self.work / "compiled" / case.label
+        note = folder.with_suffix(".json")
+        key = [self.source, case.tune]
+        if note.exists() and folder.exists():
+            facts = json.loads(note.read_text())
+            if facts["key"] == key:
+                return fissile.load(folder, threads=case.threads), facts
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        exe = self.fresh(case, folder=folder)
+        report = exe.stages.values["verify"]
+        facts = {
+            "key": key, "error": report.error, "yardstick": report.yardstick,
+            "selection": _figures(exe), "memory": exe.manifest.memory,
+            "weights_bytes": (folder / "weights.bin").stat().st_size,
+            "model_bytes": self.model(case).stat().st_size,
+        }  # fmt: skip
+        note.write_text(json.dumps(facts, indent=1))
+        return exe, facts
+
+    def fresh(self, case: Case, **options: Any) -> fissile.Executable:
+        """Compiled now. `options` go to `fissile.compile`."""
+        settings = {"tune": case.tune, "threads": case.threads, "accuracy": case.accuracy}
+        return fissile.compile(self.model(case), shapes=shapes(case), **(settings | options))
+
+
+def shapes(case: Case) -> Mapping[str, Sequence[int]] | None:
+    return REAL[case.name]["shapes"] if case.name in REAL else None
+
+
+def _figures(exe: fissile.Executable) -> dict[str, Any]:
+    """The figures of a compilation, without its list of choices."""
+    facts = exe.manifest.facts["selection"]
+    return {k: v for k, v in facts.items() if isinstance(v, int | float | str) or k == "seconds"}
+
+
+def engines(exe: fissile.Executable, model: Path, threads: int) -> dict[str, Call]:
+    """Ours first, then every peer that runs this model."""
+    feeds = random_feeds(exe.inputs)
+    found = {"fissile": ours(exe, feeds)}
+    for name in PEERS:
+        try:
+            found[name] = peer(name, str(model), feeds, threads)
+        except FissileError as fault:
+            print(f"  {fault}", file=sys.stderr)
+    return found
+
+
+def _rows(times: Mapping[str, Latency]) -> dict[str, dict[str, float]]:
+    return {name: asdict(t) for name, t in times.items()}
+
+
+# ---------------------------------------------------------------- the parts
+
+
+def latency(place: Place, case: Case) -> dict[str, Any]:
+    """Interleaved with the peers; how far our outputs are from theirs."""
+    exe, facts = place.compiled(case)
+    calls = engines(exe, place.model(case), case.threads)
+    expected = [np.array(a) for a in calls["fissile"]()]
+    apart = {
+        name: max(relative_error(np.asarray(a), e) for a, e in zip(call(), expected, strict=True))
+        for name, call in calls.items()
+    }
+    return facts | {"engines": _rows(interleaved(calls, case.seconds)), "apart": apart}
+
+
+def memory(place: Place, case: Case) -> dict[str, Any]:
+    """Kilobytes that loading and running adds to a process that has imported all; each engine in a
+    process of its own."""
+    place.compiled(case)
+    found = {n: _probed(place, case, n) for n in ("fissile", *PEERS)}
+    return place.compiled(case)[1] | {"engines": {n: row for n, row in found.items() if row}}
+
+
+def _probed(place: Place, case: Case, engine: str) -> dict[str, Any] | None:
+    words = [str(place.work), place.source, engine, json.dumps(asdict(case))]
+    code = "import sys, parts; parts.probe(*sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=Path(__file__).parent, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+
+
+def probe(work: str, source: str, engine: str, case_text: str) -> None:
+    """Run in its own process: print what it took, as JSON."""
+    place, case = Place(Path(work), source), Case(**json.loads(case_text))
+    folder, model = place.work / "compiled" / case.label, place.model(case)
+    inputs = fissile.load(folder, threads=1).inputs
+    feeds = random_feeds(inputs)
+    if engine != "fissile":
+        __import__(engine)
+    with _grown() as kilobytes:
+        if engine == "fissile":
+            call = ours(fissile.load(folder, threads=case.threads), feeds)
+        else:
+            call = peer(engine, str(model), feeds, case.threads)
+        for _ in range(3):
+            call()
+        kilobytes["mapped"] = _mapped_kb(folder / "weights.bin")
+    print(json.dumps(kilobytes))
+
+
+@contextmanager
+def _grown():
+    """{"peak", "resident"}: growth of this process over the body, in kB."""
+    with Path("/proc/self/clear_refs").open("w") as file:
+        file.write("5")  # the peak so far is forgotten
+    before = _status_kb("VmRSS")
+    found: dict[str, int] = {}
+    yield found
+    found["peak"] = _status_kb("VmHWM") - before
+    found["resident"] = _status_kb("VmRSS") - before
+
+
+def _status_kb(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _mapped_kb(path: Path) -> int:
+    """Resident pages of a mapped file: clean, shared by processes, given back under pressure."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            inside = words[-1] == str(path.resolve())
+        elif inside and words[0] == "Rss:":
+            total += int(words[1])
+    return total
+
+
+def neighbours(place: Place, case: Case) -> dict[str, Any]:
+    """Alone, and beside processes that never stop: each engine's slow-down, and ours against
+    theirs."""
+    exe, _ = place.compiled(case)
+    calls = engines(exe, place.model(case), case.threads)
+    alone, beside = [], []
+    for _ in range(2):
+        alone.append(interleaved(calls, PHASE_S))
+        with _spinning():
+            beside.append(interleaved(calls, PHASE_S))
+    slower = {
+        n: median(b[n].median_us / a[n].median_us for a, b in zip(alone, beside, strict=True))
+        for n in calls
+    }
+    ratio = {n: median(b[n].ratio for b in beside) for n in calls}
+    return {"slower": slower, "ratio": ratio, "spinners": SPINNERS}
+
+
+@contextmanager
+def _spinning():
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(SPINNERS)]
+    time.sleep(0.5)
+    try:
+        yield
+    finally:
+        for p in processes:
+            p.kill()
+            p.wait()
+
+
+def tuning(place: Place, case: Case) -> dict[str, Any]:
+    """Plans after more and more seconds of tuning from an empty store, compared at the end."""
+    spent, points, plans = 0.0, [], {}
+    feeds = None
+    with tempfile.TemporaryDirectory(prefix="fissile-tuning-") as folder:
+        for budget in BUDGETS:
+            store = Path(folder) / "times.sqlite"
+            exe = place.fresh(case, tune=budget, store=store, verify=False)
+            facts = _figures(exe)
+            spent += facts["seconds"]["tune"]
+            feeds = feeds or random_feeds(exe.inputs)
+            points.append({"seconds": spent, "us": facts["us"], "measured": facts["measured"]})
+            plans[f"{len(plans)}"] = ours(exe, feeds)
+    last = str(len(plans) - 1)
+    times = interleaved({last: plans[last], **plans}, case.seconds)
+    for i, point in enumerate(points):
+        point |= asdict(times[str(i)])
+    return {"points": points}
+
+
+def untuned(place: Place, case: Case) -> dict[str, Any]:
+    """Without a single measurement, against the tuned plan."""
+    tuned, _ = place.compiled(case)
+    feeds = random_feeds(tuned.inputs)
+    with tempfile.TemporaryDirectory(prefix="fissile-untuned-") as folder:
+        plain = place.fresh(case, tune=0, store=Path(folder) / "times.sqlite", verify=False)
+    calls = {"tuned": ours(tuned, feeds), "untuned": ours(plain, feeds)}
+    figures = _figures(plain)
+    return {
+        "engines": _rows(interleaved(calls, case.seconds)),
+        "seconds": sum(figures["seconds"].values()), "us": figures["us"],
+    }  # fmt: skip
+
+
+def variants() -> dict[str, tuple[str, ...]]:
+    """What the ablation leaves out, by title: parts of the method, then rival implementations."""
+    rivals = [i.name for i in IMPLEMENTATIONS if i.rival]
+    found = {part: (part,) for part in PARTS_OF_THE_METHOD}
+    for title, names in TOGETHER.items():
+        if here := tuple(n for n in names if n in rivals):
+            found[title] = here
+    grouped = {n for names in TOGETHER.values() for n in names}
+    return found | {n: (n,) for n in rivals if n not in grouped}
+
+
+def ablation(place: Place, case: Case) -> dict[str, Any]:
+    """Compiled without one part after another; all interleaved with the whole."""
+    whole, facts = place.compiled(case)
+    feeds = random_feeds(whole.inputs)
+    calls, us, faults = {"whole": ours(whole, feeds)}, {"whole": facts["selection"]["us"]}, {}
+    for title, names in variants().items():
+        try:
+            exe = place.fresh(case, without=names, verify=False)
+        except FissileError as fault:
+            faults[title] = str(fault)[:200]
+            continue
+        us[title] = exe.manifest.facts["selection"]["us"]
+        calls[title] = ours(exe, feeds)
+    seconds = case.seconds * len(calls) / 3
+    return {"engines": _rows(interleaved(calls, seconds)), "us": us, "faults": faults}
+
+
+def kernels(place: Place, case: Case) -> dict[str, Any]:
+    """Kernel shapes of a network against the limits of the core."""
+    graph = load_graph(place.model(case), shapes(case))
+    found = list(kernel_shapes.rows(case.name, graph, threads=case.threads))
+    return {"rows": [asdict(r) | {"work": r.work} for r in found]}
+
+
+Part = Callable[[Place, Case], dict[str, Any]]
+PARTS: dict[str, Part] = {
+    "latency": latency, "fast": latency, "batch": latency, "memory": memory,
+    "neighbours": neighbours, "tuning": tuning, "untuned": untuned, "ablation": ablation,
+    "kernels": kernels,
+}  # fmt: skip
+
+
+def source_digest(package: Path) -> str:
+    """Of the compiler's own files."""
+    files = sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h", ".cpp"))
+    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()[:12]
