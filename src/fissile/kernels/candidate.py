@@ -38,6 +38,7 @@ class Candidate:
     """`needs` follow region.tensors, `gives` follow region.outputs. `params` is hashable.
 
     saving: multiplications that define its linear primitives over those that it executes.
+    extra_bytes: of constants, beyond their own size, that its kernel reads.
     error: the relative rms error that it is expected to add to that of the definition in f32.
     """
 
@@ -48,6 +49,7 @@ class Candidate:
     gives: tuple[Token, ...]
     saving: float = 1.0
     error: float = 0.0
+    extra_bytes: int = 0
 
     @property
     def is_adapter(self) -> bool:

@@ -36,15 +36,16 @@ def available(problem: Problem, order: Sequence[int]) -> set[int]:
 
 
 def is_solution(problem: Problem, chosen: Sequence[int]) -> bool:
-    """Some order of a part of `chosen` gives every output, and all of it is quiet enough."""
-    if not is_quiet(problem, chosen):
+    """A part of `chosen` gives every output in some order; all of it keeps within the limits."""
+    if not keeps_within(problem, chosen):
         return False
     return available(problem, executable_order(problem, chosen)).issuperset(problem.outputs)
 
 
-def is_quiet(problem: Problem, chosen: Sequence[int]) -> bool:
-    """Does `chosen` keep within the noise that the problem allows?"""
-    return not problem.quiet or sum(problem.columns[k].noise for k in chosen) <= 1 + TOLERANCE
+def keeps_within(problem: Problem, chosen: Sequence[int]) -> bool:
+    """Does `chosen` use no more of each limited resource than there is?"""
+    used = [problem.columns[k].uses for k in chosen if problem.columns[k].uses]
+    return all(sum(u[r] for u in used) <= 1 + TOLERANCE for r in range(problem.limits))
 
 
 def founded_rows(problem: Problem, chosen: Sequence[int], serial: int = 0) -> Iterator[Row]:

@@ -97,12 +97,11 @@ class Model:
             )  # fmt: skip
         return len(groups)
 
-    def add_quiet(self, noise: Sequence[float]) -> None:
-        """The row `sum noise x <= 1`."""
-        loud = np.flatnonzero(noise).astype(np.int32)
-        self.solver.addRow(
-            -highspy.kHighsInf, 1.0, len(loud), loud, np.asarray(noise, np.float64)[loud]
-        )
+    def add_limits(self, uses: np.ndarray) -> None:
+        """Rows `sum uses[r] x <= 1`; `uses` is [resources, columns]."""
+        for row in uses:
+            who = np.flatnonzero(row).astype(np.int32)
+            self.solver.addRow(-highspy.kHighsInf, 1.0, len(who), who, row[who])
 
     def solve_relaxation(self, seconds: float) -> tuple[np.ndarray, np.ndarray, float] | None:
         """Values, reduced costs and objective; None unless solved to the end."""

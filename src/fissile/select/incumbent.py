@@ -6,39 +6,41 @@ For each token keep the cheapest set of columns found so far that derives it:
 
 Sets of several needs overlap, so the sum over a set is exact but its choice is greedy: an upper
 bound.  Weights other than the costs steer the choice, for example towards a fractional solution.
-Where noise is limited it is paid for, at rising prices, until a solution is quiet enough.
+Where resources are limited they are paid for, at rising prices, until a solution keeps within.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from fissile.select.cuts import is_quiet, is_solution, prune
+from fissile.select.cuts import is_solution, keeps_within, prune
 from fissile.select.landmarks import bits, derivation_order
-from fissile.select.program import Problem
+from fissile.select.program import Problem, unlimited
 
 PASSES = 6
-NOISE_PRICES = (0.0, 0.1, 0.3, 1.0, 3.0, 100.0, 1e6)  # of all noise that is allowed, in solutions
+PRICES = (0.0, 0.1, 0.3, 1.0, 3.0, 100.0, 1e6)  # of all that may be used, in solutions
 
 
 def cheap_solution(problem: Problem, weights: Sequence[float] | None = None) -> list[int] | None:
     """An executable order of columns that gives the outputs; None if none is found, which proves
-    that none is where noise is not limited."""
+    that none is where nothing is limited."""
     weights = [column.cost for column in problem.columns] if weights is None else weights
     first: list[int] | None = None
-    for price in NOISE_PRICES if problem.quiet else (0.0,):
+    for price in PRICES if problem.limits else (0.0,):
         unit = price * sum(weights[k] for k in first or ())
-        paid = [w + unit * c.noise for w, c in zip(weights, problem.columns, strict=True)]
+        paid = [
+            w + unit * sum(c.uses[: problem.limits])
+            for w, c in zip(weights, problem.columns, strict=True)
+        ]
         found = _cheapest(problem, paid)
-        if found is None or is_quiet(problem, found):
+        if found is None or keeps_within(problem, found):
             return found
         first = first or found
     return None
 
 
 def _cheapest(problem: Problem, weights: Sequence[float]) -> list[int] | None:
-    """The same, whatever its noise."""
+    """The same, whatever it uses."""
     plans: list[int | None] = [None] * len(problem.value_of)
     spent = [float("inf")] * len(plans)
     for token in problem.free:
@@ -55,8 +57,8 @@ def _cheapest(problem: Problem, weights: Sequence[float]) -> list[int] | None:
         chosen |= plan
     # a plan may be stale when what it rests on improved later; it still runs
     result = list(bits(chosen))
-    loud = replace(problem, quiet=False)
-    return prune(problem, result) if is_solution(loud, result) else None
+    free = unlimited(problem)
+    return prune(free, result) if is_solution(free, result) else None
 
 
 def _improve(

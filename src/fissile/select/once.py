@@ -4,16 +4,17 @@
 
 It serves the ablation. The rows of `program` hold for every solution that runs, so for these too;
 of the presolve only what keeps them: k gives way to b where b costs no more, gives at least as
-much, is no louder, needs no more and executes nothing that k does not.
+much, uses no more of what is limited, needs no more and executes nothing that k does not.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import zip_longest
 
 from fissile.select.cuts import executable_order, founded_rows, is_solution
 from fissile.select.highs import Model
-from fissile.select.program import ALL_ROWS, Column, Problem, rows
+from fissile.select.program import ALL_ROWS, Column, Problem, rows, uses
 from fissile.select.reduce import Reduced, drop_useless, restrict
 
 ROUNDS = 100
@@ -31,8 +32,7 @@ def least_once(
     model = Model([c.cost * scale for c in small.columns], integral=True)
     count = model.add(rows(small, ALL_ROWS))
     count += model.add_at_most_one(_holders(small))
-    if small.quiet:
-        model.add_quiet([c.noise for c in small.columns])
+    model.add_limits(uses(small))
     best: list[int] = []
     bound = 0.0
     for serial in range(ROUNDS):
@@ -68,4 +68,8 @@ def _without_rivals(reduced: Reduced) -> Reduced:
 
 
 def _replaces(b: Column, k: Column) -> bool:
-    return b.needs <= k.needs and b.region <= k.region and b.noise <= k.noise
+    return (
+        b.needs <= k.needs
+        and b.region <= k.region
+        and all(x <= y for x, y in zip_longest(b.uses, k.uses, fillvalue=0.0))
+    )

@@ -17,7 +17,10 @@ entry of `live` or `edges` costs strength and never the optimum.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fissile.select.landmarks import Landmarks, bits, find_landmarks
 
@@ -34,13 +37,13 @@ class MalformedProblem(ValueError):
 class Column:
     """A kernel: the primitives it executes (none for an adapter), its tokens and its time.
 
-    noise: its share of the square of the error that a solution may have; 0 for most."""
+    uses: its share of what a solution may use of each limited resource; none for most."""
 
     cost: float
     region: frozenset[int]
     needs: frozenset[int]
     gives: frozenset[int]
-    noise: float = 0.0
+    uses: tuple[float, ...] = ()
 
     @property
     def is_adapter(self) -> bool:
@@ -51,9 +54,9 @@ class Column:
 class Problem:
     """Tokens are 0 .. len(value_of) - 1; `edges` holds (p, q, v) where q reads the value v of p.
 
-    quiet: the noise of a solution's columns must not exceed 1, in units of what is allowed:
+    limits: how many resources are limited. The shares of a solution's columns must not exceed 1:
 
-        sum noise_k x_k <= 1                                            (adapters have none)
+        sum uses_k[r] x_k <= 1     for r < limits                       (adapters use nothing)
     """
 
     columns: tuple[Column, ...]
@@ -63,7 +66,7 @@ class Problem:
     producer: tuple[int | None, ...]
     edges: tuple[tuple[int, int, int], ...]
     live: frozenset[int]
-    quiet: bool = False
+    limits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +90,12 @@ def check(problem: Problem) -> None:
     for k, column in enumerate(problem.columns):
         if not 0 <= column.cost < float("inf"):
             raise MalformedProblem(f"column {k} costs {column.cost}, not a finite number >= 0")
-        if not 0 <= column.noise < float("inf"):
-            raise MalformedProblem(f"column {k} has noise {column.noise}, not a finite number >= 0")
-        if column.is_adapter and column.noise:
-            raise MalformedProblem(f"column {k} is an adapter with noise")
+        if not all(0 <= use < float("inf") for use in column.uses):
+            raise MalformedProblem(f"column {k} uses {column.uses}, not finite numbers >= 0")
+        if column.uses and len(column.uses) < problem.limits:
+            raise MalformedProblem(f"column {k} uses {column.uses}: {problem.limits} have limits")
+        if column.is_adapter and any(column.uses):
+            raise MalformedProblem(f"column {k} is an adapter that uses {column.uses}")
         for token in column.needs | column.gives:
             if token not in tokens:
                 raise MalformedProblem(f"column {k} names token {token}, but {len(tokens)} exist")
@@ -99,6 +104,18 @@ def check(problem: Problem) -> None:
     for token in (*problem.outputs, *problem.free):
         if token not in tokens:
             raise MalformedProblem(f"token {token} is an output or free, but {len(tokens)} exist")
+
+
+def unlimited(problem: Problem) -> Problem:
+    """The same, with as much of everything as one likes."""
+    return replace(problem, limits=0) if problem.limits else problem
+
+
+def uses(problem: Problem) -> NDArray[np.float64]:
+    """[limits, columns]: shares of the limited resources."""
+    none = (0.0,) * problem.limits
+    table = [column.uses[: problem.limits] or none for column in problem.columns]
+    return np.array(table, np.float64).reshape(len(table), problem.limits).T
 
 
 def token_mask(tokens: Sequence[int] | frozenset[int]) -> int:

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fissile.select.cuts import is_quiet
+from fissile.select.cuts import keeps_within
 from fissile.select.landmarks import derivation_order
-from fissile.select.program import Column, Problem, givers_of, token_landmarks, token_mask
+from fissile.select.program import Column, Problem, givers_of, token_landmarks, token_mask, uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def drop_useless(reduced: Reduced) -> Reduced:
     """Forward and backward reachability; gives that are there anyway."""
     problem = reduced.problem
     known = token_landmarks(problem)
-    order = derivation_order(problem.columns, problem.free, _quiet(problem))
+    order = derivation_order(problem.columns, problem.free, _affordable(problem))
     columns = list(problem.columns)
     for k in order:
         late = [t for t in columns[k].gives if not known.of_needs[k] >> t & 1]
@@ -72,8 +72,8 @@ def drop_useless(reduced: Reduced) -> Reduced:
     return restrict(reduced, keep, columns)
 
 
-def _quiet(problem: Problem) -> list[int]:
-    return [k for k in range(len(problem.columns)) if is_quiet(problem, [k])]
+def _affordable(problem: Problem) -> list[int]:
+    return [k for k in range(len(problem.columns)) if keeps_within(problem, [k])]
 
 
 def _wanted_tokens(
@@ -101,7 +101,7 @@ def drop_dominated(reduced: Reduced) -> Reduced:
     gives = _packed((token_mask(column.gives) for column in columns), words)
     there = needs | _packed(known.of_needs, words)
     rivals = givers_of(problem)
-    noise = np.array([column.noise if problem.quiet else 0.0 for column in columns])
+    used = uses(problem).T
     place: dict[tuple[int, int], int] = {}
     for token, same in enumerate(rivals):
         same.sort(key=lambda k: (columns[k].cost, k))
@@ -111,7 +111,8 @@ def drop_dominated(reduced: Reduced) -> Reduced:
         token = min(columns[k].gives, key=lambda t: (place[t, k], t))
         cheaper = rivals[token][: place[token, k]]
         lacks = (needs[cheaper] & ~there[k]) | (gives[k] & ~gives[cheaper])
-        return bool((~lacks.any(axis=1) & (noise[cheaper] <= noise[k])).any())
+        thrifty = (used[cheaper] <= used[k]).all(axis=1)
+        return bool((~lacks.any(axis=1) & thrifty).any())
 
     keep = [k for k in range(len(columns)) if not is_dominated(k)]
     return restrict(reduced, keep, columns)

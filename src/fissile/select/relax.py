@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fissile.select.highs import Model
 from fissile.select.incumbent import cheap_solution
 from fissile.select.odd import violated_triples
-from fissile.select.program import NeedsRows, Problem, Row, landmark_rows
+from fissile.select.program import NeedsRows, Problem, Row, landmark_rows, uses
 from fissile.select.separate import (
     Growth,
     Support,
@@ -60,8 +60,7 @@ def relax(
     model = Model([column.cost * scale for column in problem.columns], integral=False)
     pool = [*landmark_rows(problem, families), *carried]
     model.add(pool)
-    if problem.quiet:
-        model.add_quiet([column.noise for column in problem.columns])
+    model.add_limits(uses(problem))
     needs = NeedsRows(problem, families)
     growth = Growth(problem)
     result = Relaxation(0.0, (), (), (), best, 0)

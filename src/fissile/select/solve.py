@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fissile.select.cuts import founded_rows, is_quiet, is_solution, prune
+from fissile.select.cuts import founded_rows, is_solution, keeps_within, prune
 from fissile.select.highs import Model
 from fissile.select.incumbent import cheap_solution
 from fissile.select.once import least_once
-from fissile.select.program import ALL_ROWS, Problem, Row, check, rows
+from fissile.select.program import ALL_ROWS, Problem, Row, check, rows, uses
 from fissile.select.reduce import Reduced, reduce, restrict
 from fissile.select.relax import Relaxation, cost_of, relax, survivors
 
@@ -123,8 +123,8 @@ def select(
     whole = Reduced(problem, tuple(range(len(problem.columns))))
     rest = reduce(problem) if presolve else whole
     first = _first_solution(problem, rest, start)
-    if first is None and problem.quiet:
-        first = _quietest(problem, time_limit)
+    if first is None and problem.limits:
+        first = _thriftiest(problem, time_limit)
     if first is None:
         never = float("inf")
         return Selected((), never, never, 0.0, time.monotonic() - begin, "infeasible", 0, 0, 0)
@@ -164,11 +164,11 @@ def _first_solution(
     return first
 
 
-def _quietest(problem: Problem, time_limit: float) -> tuple[int, ...] | None:
-    """The solution of least noise, if it is quiet enough."""
-    columns = tuple(replace(column, cost=column.noise) for column in problem.columns)
-    found = select(replace(problem, columns=columns, quiet=False), time_limit=time_limit).chosen
-    return found if found and is_quiet(problem, found) else None
+def _thriftiest(problem: Problem, time_limit: float) -> tuple[int, ...] | None:
+    """The solution that uses least of all limited resources together, if that is little enough."""
+    columns = tuple(replace(c, cost=sum(c.uses[: problem.limits])) for c in problem.columns)
+    found = select(replace(problem, columns=columns, limits=0), time_limit=time_limit).chosen
+    return found if found and keeps_within(problem, found) else None
 
 
 def _explore(
@@ -183,7 +183,7 @@ def _explore(
     problem = rest.problem
     start = search.best_within(rest) or cheap_solution(problem)
     if start is None:
-        return _branch(search, rest, cuts) if problem.quiet else cap
+        return _branch(search, rest, cuts) if problem.limits else cap
     search.offer([rest.origin[k] for k in start])
     relaxed = relax(problem, search.families, start, min(cap, search.goal), search.deadline, cuts)
     search.offer([rest.origin[k] for k in relaxed.chosen])
@@ -235,8 +235,7 @@ def _branch(search: _Search, rest: Reduced, cuts: Sequence[Row]) -> float:
     scale = 1000.0 / (search.cost or 1000.0)
     model = Model([column.cost * scale for column in problem.columns], integral=True)
     search.rows = max(search.rows, model.add([*rows(problem, search.families), *cuts]))
-    if problem.quiet:
-        model.add_quiet([column.noise for column in problem.columns])
+    model.add_limits(uses(problem))
     search.columns = max(search.columns, len(problem.columns))
     bound = 0.0
     for serial in range(FOUNDED_ROUNDS):

@@ -12,10 +12,11 @@ from fissile.select.program import Column, Problem
 
 def problem(
     graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float],
-    noise: Sequence[float] | None = None,
+    uses: Sequence[tuple[float, ...]] = (), limits: int = 0,
 ) -> Problem:  # fmt: skip
     """Columns stand in the order of the candidates. Outputs that are inputs or constants of the
-    graph need no kernel: the plan copies them. `noise` is limited where it is given."""
+    graph need no kernel: the plan copies them. `uses`: of each candidate, what
+    it takes of the `limits` resources."""
     numbers: dict[Token, int] = {}
     for c in candidates:
         for t in (*c.needs, *c.gives):
@@ -27,9 +28,9 @@ def problem(
     columns = tuple(
         Column(
             cost, frozenset(primitives[n] for n in c.region.nodes),
-            frozenset(numbers[t] for t in c.needs), frozenset(numbers[t] for t in c.gives), e,
+            frozenset(numbers[t] for t in c.needs), frozenset(numbers[t] for t in c.gives), use,
         )
-        for c, cost, e in zip(candidates, costs, noise or [0.0] * len(costs), strict=True)
+        for c, cost, use in zip(candidates, costs, uses or [()] * len(costs), strict=True)
     )  # fmt: skip
     free = frozenset(
         i for t, i in numbers.items() if t.value in graph.inputs and t.layout.is_row_major
@@ -44,5 +45,5 @@ def problem(
         columns, outputs, free,
         value_of=tuple(values[t.value] for t in numbers),
         producer=tuple(primitives.get(v.node) for v in values),
-        edges=edges, live=frozenset(primitives.values()), quiet=noise is not None,
+        edges=edges, live=frozenset(primitives.values()), limits=limits,
     )  # fmt: skip

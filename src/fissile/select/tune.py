@@ -54,6 +54,7 @@ class Selection:
     rivals: tuple[Priced | None, ...]
 
 
+Share = Callable[[Candidate], float]
 Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
 
 
@@ -64,13 +65,14 @@ def _silent(what: str, share: float, left: float) -> None:
 def tune(
     graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
     bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None = None,
-    once: bool = False, noise: Callable[[Candidate], float] | None = None,
+    once: bool = False, limits: Sequence[Share] = (),
 ) -> Selection:  # fmt: skip
     """The cheapest plan for `budget_s` seconds of measuring and solving; 0 works from the model and
-    from what the store knows. `once`: no primitive is executed twice. `noise`: of a candidate, as a
-    share of what the plan may have. Raises ValueError where no candidate set gives the outputs."""
+    from what the store knows. `once`: no primitive is executed twice. `limits`: for each limited
+    resource, a candidate's share of what the plan may use. Raises ValueError where no candidate set
+    gives the outputs."""
     tuning = _Tuning(graph, candidates, target, model, bench, store, budget_s, progress)
-    tuning.once, tuning.noise = once, noise
+    tuning.once, tuning.limits = once, tuple(limits)
     return tuning.run()
 
 
@@ -87,7 +89,7 @@ class _Tuning:
         self.faults: dict[str, str] = {}
         self.rounds = 0
         self.once = False
-        self.noise: Callable[[Candidate], float] | None = None
+        self.limits: tuple[Share, ...] = ()
         self._enter(store.get({c.key for c in self.candidates}) if store else {})
 
     def run(self) -> Selection:
@@ -122,8 +124,9 @@ class _Tuning:
         costs = prices(self.candidates, self.model, self.measured)
         if distrust != 1.0:
             costs = [replace(c, us=c.us * distrust) if c.source == "model" else c for c in costs]
-        noise = [self.noise(c) for c in self.candidates] if self.noise else None
-        program = problem(self.graph, self.candidates, [c.us for c in costs], noise)
+        uses = [tuple(share(c) for share in self.limits) for c in self.candidates]
+        us = [c.us for c in costs]
+        program = problem(self.graph, self.candidates, us, uses, len(self.limits))
         numbers = {c: k for k, c in enumerate(self.candidates)}
         start = [numbers[c] for c in before if c in numbers]
         return select(program, time_limit=limit_s, gap=gap, start=start, once=self.once)

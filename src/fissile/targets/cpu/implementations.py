@@ -84,12 +84,12 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("contraction", contractions.lower, _linear, 0.95),
     Implementation(
         "strassen", strassen.lower, strassen.takes, 0.93, variants=strassen.variants, rival=True,
-        saving=strassen.saving, error=strassen.error,
+        saving=strassen.saving, error=strassen.error, extra_bytes=strassen.extra_bytes,
     ),
     Implementation("conv", conv.lower, _linear, 0.95, variants=conv.variants),
     Implementation(
         "winograd", winograd.lower, winograd.takes, 0.75, variants=winograd.variants, rival=True,
-        saving=winograd.saving, error=winograd.error,
+        saving=winograd.saving, error=winograd.error, extra_bytes=winograd.extra_bytes,
     ),
     Implementation(
         "attention", attention.lower, _attends, 0.95, heads.admits, rival=True,

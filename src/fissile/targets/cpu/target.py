@@ -169,8 +169,9 @@ class Cpu:
             for params in impl.variants(bare, self.machine):
                 candidate = replace(bare, params=params)
                 candidate = replace(
-                    candidate, saving=impl.saving(candidate), error=impl.error(candidate)
-                )
+                    candidate, saving=impl.saving(candidate), error=impl.error(candidate),
+                    extra_bytes=impl.extra_bytes(candidate),
+                )  # fmt: skip
                 if self.exact and candidate.error:
                     continue
                 if self.is_legal(candidate):

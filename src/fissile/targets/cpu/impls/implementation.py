@@ -51,7 +51,7 @@ class Implementation:
         one that is not a rival.
     efficiency: the share of peak arithmetic that it reaches where memory does not limit it.
     library: what has to be on the machine for it (a name of `targets/cpu/libraries.py`).
-    saving, error: what `Candidate` says of them, from a candidate with its parameters.
+    saving, error, extra_bytes: what `Candidate` says of them, from a candidate with its parameters.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Implementation:
     library: str | None = None
     saving: Callable[[Candidate], float] = lambda candidate: 1.0
     error: Callable[[Candidate], float] = lambda candidate: 0.0
+    extra_bytes: Callable[[Candidate], int] = lambda candidate: 0
     primitives: int = 8
     contractions: int = 1
 

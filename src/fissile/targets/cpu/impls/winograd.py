@@ -64,6 +64,12 @@ def saving(candidate: Candidate) -> float:
     return 9 * m * m / (m + 2) ** 2
 
 
+def extra_bytes(candidate: Candidate) -> int:
+    """(m + 2)^2 weights are stored for each 9."""
+    (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
+    return node.inputs[1].type.size_bytes * ((candidate.param["m"] + 2) ** 2 - 9) // 9
+
+
 def error(candidate: Candidate) -> float:
     """Measured on normal data beyond the error of a plain sum over 9 C terms, 5.4e-8 sqrt(C); its
     own is 3.2e-8 sqrt(C) for m = 2, whose sums are shorter, and 1.35e-7 sqrt(C) for m = 4

@@ -1,8 +1,9 @@
-"""The row that bounds the noise of a solution: the chosen kernels are the cheapest that keep it."""
+"""Rows that bound what a solution uses: the chosen kernels are the cheapest that keep within."""
 
 from __future__ import annotations
 
 import heapq
+import operator
 import random
 from dataclasses import replace
 
@@ -12,56 +13,66 @@ from hypothesis import strategies as st
 from select_networks import random_hypergraph, random_problem
 from select_oracle import assert_runs
 
-from fissile.select import MalformedProblem, Problem, select
+from fissile.select import Column, MalformedProblem, Problem, select
 
 
-def with_noise(problem: Problem, seed: int, doubled: bool = True) -> Problem:
+def used(column: Column, resource: int = 0) -> float:
+    return column.uses[resource] if column.uses else 0.0
+
+
+def with_uses(problem: Problem, seed: int, doubled: bool = True, limits: int = 1) -> Problem:
     """Noise for some kernels, which get cheaper for it; the silent ones stay where `doubled`."""
     rng = random.Random(seed)
     columns = list(problem.columns)
     for column in problem.columns:
         if not column.is_adapter and rng.random() < 0.5:
             loud = replace(
-                column, cost=column.cost * rng.uniform(0.2, 0.9), noise=rng.uniform(0.05, 1.2)
+                column,
+                cost=column.cost * rng.uniform(0.2, 0.9),
+                uses=tuple(rng.uniform(0.05, 1.2) for _ in range(limits)),
             )
             columns.append(loud)
             if not doubled:
                 columns.remove(column)
-    return replace(problem, columns=tuple(columns), quiet=True)
+    return replace(problem, columns=tuple(columns), limits=limits)
 
 
-def cheapest_quiet(problem: Problem) -> float | None:
-    """By exhaustion over (tokens that are there, noise spent): shares nothing with the program."""
+def cheapest_within(problem: Problem) -> float | None:
+    """By exhaustion over (tokens that are there, what is used): shares nothing with the program."""
+    nothing = (0.0,) * (1 + problem.limits)  # time, then the resources
     start, wanted = frozenset(problem.free), set(problem.outputs)
-    best: dict[frozenset[int], list[tuple[float, float]]] = {start: [(0.0, 0.0)]}
-    queue = [(0.0, 0.0, 0, start)]
+    best: dict[frozenset[int], list[tuple[float, ...]]] = {start: [nothing]}
+    queue = [(nothing, 0, start)]
     pushed = 0
     while queue:
-        spent, noise, _, there = heapq.heappop(queue)
+        spent, _, there = heapq.heappop(queue)
         if wanted <= there:
-            return spent
+            return spent[0]
         for column in problem.columns:
             if not column.needs <= there or column.gives <= there:
                 continue
-            after, label = there | column.gives, (spent + column.cost, noise + column.noise)
+            more = (column.cost, *(used(column, r) for r in range(problem.limits)))
+            after, label = there | column.gives, tuple(map(sum, zip(spent, more, strict=True)))
             known = best.setdefault(after, [])
-            if label[1] > 1 or any(c <= label[0] and n <= label[1] for c, n in known):
+            over = any(use > 1 for use in label[1:])
+            if over or any(all(map(operator.le, old, label)) for old in known):
                 continue
             known.append(label)
             pushed += 1
-            heapq.heappush(queue, (*label, pushed, after))
+            heapq.heappush(queue, (label, pushed, after))
     return None
 
 
 def assert_optimal(problem: Problem, **options) -> None:
-    expected = cheapest_quiet(problem)
+    expected = cheapest_within(problem)
     selected = select(problem, **options)
     if expected is None:
         assert selected.status == "infeasible"
         return
     assert selected.status == "optimal"
     assert assert_runs(problem, selected.chosen) == pytest.approx(selected.objective)
-    assert sum(problem.columns[k].noise for k in selected.chosen) <= 1 + 1e-6
+    for r in range(problem.limits):
+        assert sum(used(problem.columns[k], r) for k in selected.chosen) <= 1 + 1e-6
     assert selected.objective == pytest.approx(expected, rel=1e-6, abs=1e-9)
     assert selected.bound <= selected.objective + 1e-9
 
@@ -69,33 +80,40 @@ def assert_optimal(problem: Problem, **options) -> None:
 @pytest.mark.parametrize("block", range(6))
 def test_layered_graphs_equal_exhaustion(block):
     for seed in range(15 * block, 15 * (block + 1)):
-        assert_optimal(with_noise(random_problem(seed, primitives=5), seed))
+        assert_optimal(with_uses(random_problem(seed, primitives=5), seed))
 
 
 @pytest.mark.parametrize("block", range(6))
 def test_hypergraphs_equal_exhaustion(block):
     for seed in range(25 * block, 25 * (block + 1)):
-        assert_optimal(with_noise(random_hypergraph(seed), seed))
+        assert_optimal(with_uses(random_hypergraph(seed), seed))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_two_limits_equal_exhaustion(block):
+    for seed in range(25 * block, 25 * (block + 1)):
+        assert_optimal(with_uses(random_hypergraph(seed), seed, limits=2))
+        assert_optimal(with_uses(random_problem(seed, primitives=4), seed, limits=2))
 
 
 def test_without_silent_kernels():
     for seed in range(100):
-        assert_optimal(with_noise(random_hypergraph(seed), seed, doubled=False))
+        assert_optimal(with_uses(random_hypergraph(seed), seed, doubled=False))
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**9))
 def test_presolve_keeps_the_optimum(seed):
-    assert_optimal(with_noise(random_hypergraph(seed), seed), presolve=False)
+    assert_optimal(with_uses(random_hypergraph(seed), seed), presolve=False)
 
 
 def test_noise_counts_only_where_it_is_limited():
     dearer = 0
     for seed in range(60):
-        problem = with_noise(random_hypergraph(seed), seed)
+        problem = with_uses(random_hypergraph(seed), seed)
         loud, silent = (
-            replace(problem, quiet=False),
-            replace(problem, columns=tuple(replace(c, noise=0.0) for c in problem.columns)),
+            replace(problem, limits=0),
+            replace(problem, columns=tuple(replace(c, uses=()) for c in problem.columns)),
         )
         assert select(loud).objective == pytest.approx(select(silent).objective)
         dearer += select(problem).objective > 1.01 * select(loud).objective
@@ -106,6 +124,6 @@ def test_an_adapter_has_no_noise():
     problem = next(
         p for p in map(random_problem, range(99)) if any(c.is_adapter for c in p.columns)
     )
-    columns = tuple(replace(c, noise=0.1) for c in problem.columns)
+    columns = tuple(replace(c, uses=(0.1,)) for c in problem.columns)
     with pytest.raises(MalformedProblem, match="adapter"):
-        select(replace(problem, columns=columns, quiet=True))
+        select(replace(problem, columns=columns, limits=1))
