@@ -39,6 +39,7 @@ from fissile.tiles.expr import Illegal
 from fissile.tiles.index import Index, text
 
 LINE = 16  # floats in a cache line
+FEW = 16  # tiles in a band
 AHEAD = 2  # tiles between the fetch of a line and its store
 WORTHWHILE = 1.15  # modelled cycles of the direct convolution over ours
 INPUT, OUTPUT = {2: 60.0, 4: 260.0}, {2: 50.0, 4: 200.0}  # cycles to transform a tile's vector
@@ -59,13 +60,19 @@ def _fits(node: Node) -> bool:
 
 
 def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
-    """The tile sizes that could be faster than the direct convolution."""
+    """The tile sizes that could be faster than the direct convolution. Where a band has few tiles,
+    the weights come from afar for little arithmetic: panels of two vectors may suit that better."""
     (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
     s = slide(node, CHANNELS, (3, 3), node.inputs[1].shape[0], 1)
     direct = s.n * s.oh * s.ow * s.m * s.c * 9 / machine.vl
     for m in (2, 4):
-        if direct >= WORTHWHILE * cut(s, m, machine, {}).cycles:
-            yield (("m", m),)
+        best = cut(s, m, machine, {})
+        if direct < WORTHWHILE * best.cycles:
+            continue
+        yield (("m", m),)
+        tiles = best.tiling.rows // m * -(-s.ow // m)
+        if tiles <= FEW and best.lanes.nv == 1 and s.m > machine.vl:
+            yield (("m", m), ("nv", 2))
 
 
 def saving(candidate: Candidate) -> float:
