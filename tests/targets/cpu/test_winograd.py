@@ -197,3 +197,5 @@ def test_a_small_convolution_is_not_offered():
     machine = Machine(vl=16, registers=32, l2_bytes=1 << 20)
     assert not list(winograd.variants(small, machine))
     assert list(winograd.variants(large, machine)) == [(("m", 2),), (("m", 4),)]
+    deep = candidate((convolution(c=512, m=512, size=(13, 13)),), LAST, LAST)
+    assert (("m", 4), ("nv", 2)) in list(winograd.variants(deep, machine))

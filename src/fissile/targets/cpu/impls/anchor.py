@@ -147,10 +147,12 @@ def address(point: Point, strides: Sequence[int]) -> Index:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """C++ that ends one vector: it uses `l`, the accumulator `a` and the variables n, m, h, w."""
+    """C++ that ends one vector: it uses `l`, the accumulator `a` and the variables n, m, h, w.
+    `stored`: pointers and addresses, in h and w among others, that it stores to."""
 
     lines: list[str]
     operations: float
+    stored: tuple[tuple[str, Index], ...] = ()
 
 
 def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
@@ -181,7 +183,10 @@ def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
     if not fits_lanes(stores, lane):
         raise Illegal(f"the epilogue cannot run with lanes along the {s.lanes}")
     lines = list(writer.printer.trees(trees, lane, indent=0))
-    return Epilogue(lines, sum(operations(st.value) for st in stores))
+    stored = tuple(
+        (f"y{i}", address(points[t.value], strides_of(t))) for i, t in enumerate(candidate.gives)
+    )
+    return Epilogue(lines, sum(operations(st.value) for st in stores), stored)
 
 
 def _accumulator(here: Point) -> Leaf:

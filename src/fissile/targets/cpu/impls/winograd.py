@@ -19,7 +19,15 @@ from typing import Any
 from fissile.ir.graph import Node
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region, is_scalar
-from fissile.targets.cpu.impls.anchor import CHANNELS, Slide, epilogue, find, lanes_of, slide
+from fissile.targets.cpu.impls.anchor import (
+    CHANNELS,
+    Epilogue,
+    Slide,
+    epilogue,
+    find,
+    lanes_of,
+    slide,
+)
 from fissile.targets.cpu.impls.bands import Input, Tiling, whole
 from fissile.targets.cpu.impls.implementation import Params
 from fissile.targets.cpu.impls.lines import block, plus
@@ -28,8 +36,11 @@ from fissile.targets.cpu.impls.tiled import UNROLLED, blocks, done, share_of
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import Illegal
+from fissile.tiles.index import Index, text
 
 LINE = 16  # floats in a cache line
+FEW = 16  # tiles in a band
+AHEAD = 2  # tiles between the fetch of a line and its store
 WORTHWHILE = 1.15  # modelled cycles of the direct convolution over ours
 INPUT, OUTPUT = {2: 60.0, 4: 260.0}, {2: 50.0, 4: 200.0}  # cycles to transform a tile's vector
 OUTPUT_OF = "auto l, vf a, int y, int x, int v"
@@ -49,13 +60,19 @@ def _fits(node: Node) -> bool:
 
 
 def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
-    """The tile sizes that could be faster than the direct convolution."""
+    """The tile sizes that could be faster than the direct convolution. Where a band has few tiles,
+    the weights come from afar for little arithmetic: panels of two vectors may suit that better."""
     (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
     s = slide(node, CHANNELS, (3, 3), node.inputs[1].shape[0], 1)
     direct = s.n * s.oh * s.ow * s.m * s.c * 9 / machine.vl
     for m in (2, 4):
-        if direct >= WORTHWHILE * cut(s, m, machine, {}).cycles:
-            yield (("m", m),)
+        best = cut(s, m, machine, {})
+        if direct < WORTHWHILE * best.cycles:
+            continue
+        yield (("m", m),)
+        tiles = best.tiling.rows // m * -(-s.ow // m)
+        if tiles <= FEW and best.lanes.nv == 1 and s.m > machine.vl:
+            yield (("m", m), ("nv", 2))
 
 
 def saving(candidate: Candidate) -> float:
@@ -268,15 +285,35 @@ class _Winograd:
         tile = f"u + i * (NV * VL), {self.products}, h1 - top, {self.s.ow} - left"
         head = f"winograd_output<{m}, N, {unroll}>({tile}, [&]({OUTPUT_OF}) {{"
         where = "const int64_t h = top + y, w = left + x, m = m0 + v * VL;"
-        top = plus("h0", (m, f"(i / {self.wide})"))
-        left = plus((m, f"(i % {self.wide})"))
         return block(
             "for (int64_t i = 0; i < T; ++i) {",
             [
-                f"const int64_t top = {top}, left = {left};",
+                *self._ahead(end),
+                f"const int64_t top = {self._top('i')}, left = {self._left('i')};",
                 *block(head, [where, *end.lines], "});"),
             ],
         )
+
+    def _ahead(self, end: Epilogue) -> list[str]:
+        """Fetch what the outputs of a later tile are stored to."""
+        i = f"(i + {AHEAD})"
+        lines = [f"const int64_t h = {self._top(i)}, w = {self._left(i)}, m = m0;"]
+        for pointer, at in end.stored:
+            row, pixel = (_step(at, name) for name in ("h", "w"))
+            place = plus(pointer, f"({text(at)})")
+            lines.append(f"fetch_outputs<{self.m}, N>({place}, {row}, {pixel});")
+        return block(f"if (i + {AHEAD} < T) {{", lines)
+
+    def _top(self, tile: str) -> str:
+        return plus("h0", (self.m, f"({tile} / {self.wide})"))
+
+    def _left(self, tile: str) -> str:
+        return plus((self.m, f"({tile} % {self.wide})"))
+
+
+def _step(at: Index, name: str) -> int:
+    """Elements between neighbours along a variable; 0 where it does not occur."""
+    return next((at.coefficient(v) for v in at.vars if v.name == name), 0)
 
 
 def _apart(c: int, vl: int) -> int:

@@ -43,10 +43,10 @@ template <int MR, int NV> FISSILE_INLINE void copy_tile(vf (&to)[MR][NV],
 
 // Steps of k that B is fetched ahead of its use: costs nothing when B is near and hides most of
 // DRAM when it is not.
-constexpr int64_t STEPS_AHEAD = 16;
+template <int NV> constexpr int64_t STEPS_AHEAD = NV == 1 ? 64 : 32;
 template <int NV> FISSILE_INLINE void fetch_ahead(const float* b, int64_t b_step) {
 #pragma GCC unroll 8
-  for (int i = 0; i < NV * VL; i += 16) __builtin_prefetch(b + STEPS_AHEAD * b_step + i);
+  for (int i = 0; i < NV * VL; i += 16) __builtin_prefetch(b + STEPS_AHEAD<NV> * b_step + i);
 }
 
 template <int MR, int NV> FISSILE_INLINE void load_row(vf (&row)[NV], const float* b) {

@@ -132,6 +132,13 @@ FISSILE_INLINE void winograd_output(const float* u, int64_t plane, int64_t rows,
   }
 }
 
+// Fetch the lines that a tile's outputs will be stored to: stores wait for each other.
+template <int M, int N> FISSILE_INLINE void fetch_outputs(const float* y, int64_t row, int64_t pixel) {
+  for (int i = 0; i < M; i++)
+    for (int j = 0; j < M; j++)
+      for (int m = 0; m < N; m += 16) __builtin_prefetch(y + i * row + j * pixel + m, 1);
+}
+
 template <int MR, int NV> FISSILE_INLINE void store_tile(float* y, int64_t row, const vf (&c)[MR][NV]) {
 #pragma GCC unroll 32
   for (int m = 0; m < MR; m++)
