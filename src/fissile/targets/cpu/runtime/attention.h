@@ -19,9 +19,14 @@ namespace fissile {
 // 2^(rate d) for d <= 0, to 1.6e-7 of it: 0 from rate d = -151 on, NaN stays
 template <class V> FISSILE_INLINE V decay(V d, float rate) {
   d = at_least(d, -151.0f / rate);
+#if defined(FISSILE_LOOKUP) && defined(FISSILE_FMA)
+  const V t = fma(d, rate, f32::to_root), r = fma(d, rate, f32::to_root - t), root = lookup(f32::roots, bits(t));
+  return f32::scale_to(fma(root * r, f32::horner(r, 0.693147242f, 0.240257636f, 0.0554962195f), root), t);
+#else
   const V t = fma(d, rate, f32::to_nearest), r = fma(d, rate, f32::to_nearest - t);
   const V y = f32::horner(r, 1.0f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.0096715130f, 0.0013264727f);
   return f32::scale(y, bits(t) - bits(f32::to_nearest));
+#endif
 }
 
 // k: [panel of keys][D][width], v: [panel of columns][KEYS][values], the last panels zero-padded
