@@ -3,10 +3,10 @@
     python benchmarks/kernels.py [NAME or FILE.onnx ...] [--threads N] [--bar 0.85] [--only TEXT]
 
 A shape is a convolution, contraction, depthwise convolution or pool of a network with its pad and
-its bias, in the layout that is fastest. Contractions and convolutions are held against the peak of
-fused multiply-adds; depthwise convolutions and pools against the larger of their arithmetic at that
-peak and a copy that moves as many bytes. Peak, copies and kernels are visited in turn by one
-process, weights cold, least times of many.
+its bias, in the layout that is fastest; rivals that save multiplications are left out. Contractions
+and convolutions are held against the peak of fused multiply-adds; depthwise convolutions and pools
+against the larger of their arithmetic at that peak and a copy that moves as many bytes. Peak,
+copies and kernels are visited in turn by one process, weights cold, least times of many.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fissile.kernels.candidate import Candidate, Kernel, Param
 from fissile.kernels.region import Region
 from fissile.onnx.load import load
 from fissile.targets.cpu.harness import CpuBench
+from fissile.targets.cpu.implementations import BY_NAME
 from fissile.targets.cpu.machine import this_machine
 from fissile.targets.cpu.target import Cpu
 from fissile.targets.cpu.toolchain import find
@@ -107,7 +108,7 @@ def _shape(cpu: Cpu, region: Region, count: int) -> Shape:
     size = 0
     for c in cpu.implementations(region):
         kernel = cpu.kernel(c)
-        if c.impl != "loops" and isinstance(kernel, Kernel):
+        if c.impl != "loops" and not BY_NAME[c.impl].rival and isinstance(kernel, Kernel):
             kernels.append((_how(c), kernel))
             size = moved_bytes(c)
     grouped = anchor.prim == "conv" and anchor.attrs["groups"] > 1

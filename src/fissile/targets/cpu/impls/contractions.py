@@ -39,9 +39,10 @@ from fissile.tiles.expr import (
     operations,
 )
 from fissile.tiles.index import Index, Var, const, flatten, text, var
-from fissile.tiles.nest import Decided, Env, loop, nest, vectorises
+from fissile.tiles.nest import Decided, Env, expressions, loop, nest, vectorises
 from fissile.tiles.tree import Store, Tree
 
+SHARES = 4  # tiles for each thread, where one more or less makes threads wait
 UNROLLED = 10  # vector operations of an epilogue that is printed once for each accumulator
 
 
@@ -56,7 +57,10 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
     at_once = p.size(p.m)
     if (asked := range_of(candidate)) is not None:
         at_once = -(-at_once * asked.most // asked.count)
-    for shape in tile_shapes(at_once, p.size(p.n), p.size(p.k), machine):
+    shapes = tile_shapes(at_once, p.size(p.n), p.size(p.k), machine)
+    if asked is None and streams(p, machine):
+        shapes = _streaming(shapes, p, machine)
+    for shape in shapes:
         try:
             return _Contraction(candidate, machine, p, shape).kernel()
         except Illegal as refusal:
@@ -99,6 +103,28 @@ def tile_shapes(m: int, n: int, k: int, machine: Machine) -> tuple[tuple[int, in
     return tuple((-mr, nv) for _, mr, nv in sorted(ranked))
 
 
+STREAMED_ROWS = 112  # of a block, which the next panels find near
+STREAMED = 256  # terms of a sum, up to which a row is read faster than it is used
+DEEP = 32  # terms, above which a second panel costs less than a lower tile
+
+
+def streams(p: Product, machine: Machine) -> bool:
+    """Do rows come from beyond the second cache, and are they used for so short that reading them
+    ahead matters?"""
+    m, n, k = p.size(p.m), p.size(p.n), p.size(p.k)
+    return 4 * m * (n + k) > machine.l2_bytes and 16 <= k <= STREAMED and n > 2 * machine.vl
+
+
+def _streaming(
+    shapes: Sequence[tuple[int, int]], p: Product, machine: Machine
+) -> Sequence[tuple[int, int]]:
+    """Four vectors first, where they divide the columns and are the only panel, or the sums are
+    short: whole lines of rows are written, and few rows read, at once."""
+    n, k = p.size(p.n), p.size(p.k)
+    wide = n % (4 * machine.vl) == 0 and (n == 4 * machine.vl or k <= DEEP)
+    return sorted(shapes, key=lambda shape: not (wide and shape[1] == 4))
+
+
 class _Contraction:
     def __init__(self, candidate: Candidate, machine: Machine, p: Product, shape: tuple[int, int]):
         self.candidate, self.machine, self.w, self.p = candidate, machine, Writer(candidate), p
@@ -116,6 +142,7 @@ class _Contraction:
         self.k = Var("k", 0, self.K - 1)
         self.leaves = self.w.leaves(dense=p.node)
         self.range = range_of(candidate)
+        self.streams = self.range is None and streams(p, machine)
 
     def kernel(self) -> Kernel:
         right, left = self._right(), self._left()
@@ -123,10 +150,11 @@ class _Contraction:
             return self._range(left, right, self.range)
         # A in place or packed by blocks of rows that stay in L2 while panels of B pass
         rows = max(self.mr, (self.machine.l2_bytes // 2 // (4 * self.K)) // self.mr * self.mr)
+        self.streams = self.streams and not (left.packs or right.packs) and left.step == 1
         if right.packs:
             return self._by_panels(left, right)
-        if left.packs:
-            rows = max(r for r in range(1, min(rows, self.M) + 1) if self.M % r == 0)
+        if self.streams:
+            rows = min(rows, STREAMED_ROWS // self.mr * self.mr)
         return self._by_rows(left, right, min(rows, self.M))
 
     # -- where the operands lie
@@ -199,11 +227,10 @@ class _Contraction:
 
     def _by_rows(self, left: Side, right: Side, rows: int) -> Kernel:
         """Tile: o, a block of rows, and, where there are few rows, a block of panels."""
-        blocks = -(-self.M // rows)
-        if blocks * self.O < 4 and blocks == 1 and 4 * self.mr < self.M and not left.packs:
-            rows = -(-self.M // 4 // self.mr) * self.mr
-            blocks = -(-self.M // rows)
-        spans = 1 if blocks * self.O >= 4 or left.packs else min(self.panels, 4)
+        rows = self._rows_of_block(rows, left.packs)
+        blocks, least = -(-self.M // rows), SHARES * self.machine.threads
+        even = self.machine.threads > 1 and blocks * self.O % self.machine.threads == 0
+        spans = 1 if blocks * self.O >= least or left.packs or even else min(self.panels, least)
         span = -(-self.panels // spans)
         spans = -(-self.panels // span)
         last = f"m0 + {rows} < {self.M} ? {rows} : {self.M} - m0" if self.M % rows else str(rows)
@@ -219,6 +246,22 @@ class _Contraction:
         body += [f"for (int64_t n = t % {spans} * {span}, n_end = {stop}; n < n_end; ++n) {{",
                  *self._rows_of_panel(left, right, rows, offset="m0"), "}"]  # fmt: skip
         return self._done(body, self.O * blocks * spans)
+
+    def _rows_of_block(self, most: int, packs: bool) -> int:
+        """At most `most`; so that threads find equal shares. A block that is packed divides M."""
+        threads = self.machine.threads
+        if packs:
+            sizes = [r for r in range(1, min(most, self.M) + 1) if self.M % r == 0]
+            shared = [r for r in sizes if self.O * (self.M // r) % threads == 0 and r >= self.mr]
+            return max(shared or sizes)
+        blocks = -(-self.M // most)
+        if blocks * self.O >= SHARES * threads or (threads > 1 and self.O % threads == 0):
+            return most
+        share = threads if threads > 1 else SHARES
+        if 2 * self.mr * share > self.M:
+            return most
+        blocks = -(-blocks // share) * share
+        return -(-self.M // blocks // self.mr) * self.mr
 
     def _range(self, left: Side, right: Side, asked: Range) -> Kernel:
         """Rows [begin, end) of `asked`, each a part of m."""
@@ -323,15 +366,30 @@ class _Contraction:
         a = f"{left.pointer} + {left.row} * ({start})"
         tile = f"mr.value, {self.nv}"
         operands = f"{a}, {left.row}, {left.step}, {right.pointer}, {right.row}"
-        lines = [
-            f"  {call}",
-            f"    vf c[mr.value][{self.nv}];",
-            "    zero(c);",
-            f"    contract<{tile}>(c, {self.K}, {operands});",
-        ]
-        return [*lines, *("    " + x for x in self._epilogue(row)), "  });"]
+        product = f"contract<{tile}>(c, {self.K}, {operands});"
+        stores, fetches = self._stores(), []
+        if self.streams:
+            ahead = f"contract_ahead<{tile}>(c, {self.K}, {a}, {left.row}, {right.pointer});"
+            product = ahead if self.panels == 1 else f"if (n == 0) {ahead} else {product}"
+            fetches = self._fetches(stores, row)
+        lines = [f"vf c[mr.value][{self.nv}];", "zero(c);", *fetches, product]
+        lines += self._epilogue(stores, row)
+        return [f"  {call}", *("    " + x for x in lines), "  });"]
 
-    def _epilogue(self, row: str) -> list[str]:
+    def _fetches(self, stores: Sequence[Store], row: str) -> list[str]:
+        """What the epilogue reads and writes of tokens, asked for before the product."""
+        loads = [e for s in stores for e in expressions(s.value) if isinstance(e, Load)]
+        own = [e for e in loads if e.pointer.startswith("x") and self.m in e.address.vars]
+        places = {f"{e.pointer} + {text(e.address)}": 0 for e in own}
+        places |= {f"{s.pointer} + {text(s.address)}": 1 for s in stores}
+        return [
+            f"each_place<mr.value, {self.nv}>([&](int r, int v) FISSILE_BODY {{",
+            f"  const int64_t i = {row} + r, j = int64_t(v) * VL;",
+            *(f"  __builtin_prefetch({at}, {write});" for at, write in places.items()),
+            "});",
+        ]
+
+    def _stores(self) -> list[Store]:
         j = Var("j", 0, self.nw - 1)
         columns = var(self.n) * self.nw + var(j)
         anchor = self.p.node.value
@@ -353,6 +411,10 @@ class _Contraction:
             )
         if not vectorises(stores, j):
             raise Illegal("the epilogue cannot run on vectors")
+        return stores
+
+    def _epilogue(self, stores: Sequence[Store], row: str) -> list[str]:
+        j = Var("j", 0, self.nw - 1)
         short = all(operations(s.value) <= UNROLLED for s in stores)
         lines = ["auto finish = [&](auto l, vf s, int r, int v) FISSILE_BODY {",
                  f"  const int64_t i = {row} + r, j = int64_t(v) * VL;",

@@ -83,6 +83,34 @@ FISSILE_INLINE void contract(vf (&c)[MR][NV], int64_t K, const float* a, int64_t
   copy_tile(c, t);
 }
 
+// As `contract` with a_k = 1 and the default step of B, but the rows of A that the next tile reads
+// are fetched, a line of each while 16 steps pass.
+template <int MR, int NV>
+FISSILE_INLINE void contract_ahead(vf (&c)[MR][NV], int64_t K, const float* a, int64_t a_row,
+                                   const float* b) {
+  vf t[MR][NV];
+  copy_tile(t, c);
+  for (int64_t k = 0; k < K; k += 16) {
+    const float* next = a + MR * a_row + k;
+#pragma GCC unroll 32
+    for (int m = 0; m < MR; m++) __builtin_prefetch(next + m * a_row);
+    const int64_t stop = k + 16 < K ? k + 16 : K;
+    for (int64_t i = k; i < stop; i++, b += NV * VL) {
+      fetch_ahead<NV>(b, NV * VL);
+      contract_step<MR, NV>(t, a + i, a_row, b);
+    }
+  }
+  copy_tile(c, t);
+}
+
+// f(row, vector) for every place of a tile.
+template <int MR, int NV, class F> FISSILE_INLINE void each_place(F f) {
+#pragma GCC unroll 32
+  for (int r = 0; r < MR; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; v++) f(r, v);
+}
+
 // f(Int<rows>, first row) over M rows. With M constant: the fewest tiles, of two sizes that differ
 // by one, because a tile of one or two rows cannot hide the latency of fma. Otherwise full tiles
 // and then 16, 8, 4, 2, 1, so that few sizes are compiled.
