@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd
+from math import gcd, isqrt
 
 from fissile.ir.graph import Node, Value
 from fissile.ir.layout import Token, channels_last, row_major
@@ -188,13 +188,14 @@ class _Chain:
     def _own_rows(self) -> None:
         """What is given has the rows of the last stage, and nobody computes a row twice."""
         last = self.stages[-1]
-        plain = {last.name}
+        plain, step = {last.name}, {last.name: 1}
         for s in reversed(self.stages[:-1]):
-            readers = [r for r in self.stages for v in s.region.outputs if v in r.reads]
-            reads = [r.reads[v] for r in readers for v in s.region.outputs if v in r.reads]
-            if not readers:
-                raise Illegal("a stage that nothing reads")
-            if all(r.name in plain for r in readers) and all(x.is_own for x in reads):
+            readers = self._readers(s)
+            steps = {step[r.name] * x.step for r, x in readers}
+            if len(steps) != 1 or 0 in steps:
+                raise Illegal("a value between stages does not move along with the result")
+            (step[s.name],) = steps
+            if all(r.name in plain and x.is_own for r, x in readers):
                 plain.add(s.name)
             elif any(v in self.given for v in s.region.outputs):
                 raise Illegal(
@@ -204,15 +205,17 @@ class _Chain:
     # -- tiles
 
     def _lengths(self, rows_: int) -> dict[str, int]:
-        """Rows of each stage that a tile of so many rows needs at most."""
-        length = {self.stages[-1].name: rows_}
+        """Rows of each stage that a tile of so many rows needs at most: the first of a span does,
+        where none is clipped."""
+        box = {self.stages[-1].name: (0, rows_ - 1)}
         for s in reversed(self.stages[:-1]):
-            needed = [
-                r.reads[v].rows(length[r.name])
-                for r in self.stages for v in s.region.outputs if v in r.reads
-            ]  # fmt: skip
-            length[s.name] = max(1, min(max(needed), s.lines))
-        return length
+            low = min(x.step * box[r.name][0] + x.first for r, x in self._readers(s))
+            high = max(x.step * box[r.name][1] + x.last for r, x in self._readers(s))
+            box[s.name] = (low, high)
+        return {s.name: min(box[s.name][1] - box[s.name][0] + 1, s.lines) for s in self.stages}
+
+    def _readers(self, s: Stage) -> list[tuple[Stage, Reach]]:
+        return [(r, r.reads[v]) for r in self.stages for v in s.region.outputs if v in r.reads]
 
     def _buffers(self, length: Mapping[str, int]) -> int:
         """Bytes of the rows that lie between stages."""
@@ -236,11 +239,12 @@ class _Chain:
                 f"{int(room)} B of the second cache are for them"
             )
         ranked: list[tuple[float, int]] = []
-        for tiles in range(1, lines + 1):
-            rows_ = -(-lines // tiles)
+        few = range(1, isqrt(lines) + 1)
+        for rows_ in sorted({*few, *(-(-lines // tiles) for tiles in few)}):
             size = self._buffers(self._lengths(rows_))
-            if size > room or (ranked and ranked[-1][1] == rows_):
-                continue
+            if size > room:
+                break
+            tiles = -(-lines // rows_)
             stream = weights if weights + size > room else weights / 4
             over = max(0.0, size / (room / 2) - 1)  # what the inputs of the tile push out
             ranked.append((tiles * (stream * FROM_L3 + CALL) + lines / rows_ * size * over / 16,
@@ -320,7 +324,7 @@ class _Chain:
 
     def _overlaps(self, s: Stage) -> bool:
         """Do two neighbouring tiles need a row of this stage?"""
-        reads = [r.reads[v] for r in self.stages for v in s.region.outputs if v in r.reads]
+        reads = [x for _, x in self._readers(s)]
         return bool(self._local(s)) and (any(x.overlap for x in reads) or len(set(reads)) > 1)
 
     def _bands(self, rows_: int, span: int, kernels: Sequence[Kernel]) -> list[str]:
@@ -342,9 +346,7 @@ class _Chain:
     def _needed(self, s: Stage) -> list[str]:
         """Rows a0 .. a1 of a stage are needed, a2 .. a1 are missing."""
         a = s.name
-        bounds = [self._bounds(r, r.reads[v], s.lines)
-                  for r in self.stages for v in s.region.outputs if v in r.reads]  # fmt: skip
-        bounds = list(dict.fromkeys(bounds))
+        bounds = list(dict.fromkeys(self._bounds(r, x, s.lines) for r, x in self._readers(s)))
         first, stop = bounds[0]
         for low, high in bounds[1:]:
             first, stop = f"min({first}, {low})", f"max({stop}, {high})"
