@@ -28,6 +28,7 @@ ALIAS_US = 1e-3  # free, but never chosen for nothing
 
 UNKNOWN = 0.5  # efficiency of an implementation that nobody told of
 ELEMENTWISE, BETWEEN = 0.4, 1.0  # the latter where contractions stand on both sides
+STAGES = {Kind.REDUCE: "rows", Kind.WINDOW: "window"}
 SCALAR = 0.05  # an implementation below this is scalar code throughout
 
 
@@ -116,9 +117,11 @@ class Model:
         efficiency = self.efficiency.get(impl, UNKNOWN)
         if kind(node) is Kind.ELEMENTWISE and efficiency > SCALAR:
             linear = sum(kind(n) is Kind.LINEAR for n in candidate.region.nodes)
-            efficiency = BETWEEN if linear > 1 else ELEMENTWISE
-        if node.prim == "conv" and node.attrs["groups"] > 1 and impl == "conv":
+            efficiency = BETWEEN if linear > 1 and impl != "chain" else ELEMENTWISE
+        if node.prim == "conv" and node.attrs["groups"] > 1 and impl in ("conv", "chain"):
             efficiency = 0.2
+        if impl == "chain" and kind(node) in STAGES:  # each anchor as in a kernel of its own
+            efficiency = self.efficiency.get(STAGES[kind(node)], UNKNOWN)
         return flops(node) / saving / (self.machine.peak_gflops * efficiency) * 1e-3
 
     def us(self, candidate: Candidate) -> float:

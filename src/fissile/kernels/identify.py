@@ -38,6 +38,7 @@ from itertools import combinations
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.prims import Kind, kind
 from fissile.kernels.blend import kind_in_kernel
+from fissile.kernels.chains import chains
 from fissile.kernels.convex import Order, bits, extends, order_of
 from fissile.kernels.region import Region
 
@@ -61,6 +62,7 @@ class Limits:
     level: sets with one count of members that are kept to grow from.
     total: sets in all after which nothing grows any more, or TOTAL_EACH for each primitive if
         that is more.
+    stages: anchors of a chain (see `chains`), which is no work of growth; 1: no chains.
     every_output_set: give every set of values that are read outside (Korch, definition 3), not
         only the smallest and the largest.
     """
@@ -71,6 +73,7 @@ class Limits:
     siblings: int = 8
     level: int = 10_000
     total: int = 20_000
+    stages: int = 1
     every_output_set: bool = False
 
 
@@ -98,7 +101,8 @@ def identify(
     primitive is a region, whatever the limits; an opaque one is only ever alone.
     """
     order = order_of(graph)
-    masks = grow(graph, order, limits, admissible).masks
+    masks = dict.fromkeys(grow(graph, order, limits, admissible).masks)
+    masks |= dict.fromkeys(chains(graph, order, limits.stages))
     escape = _Escape(graph, order)
     found: list[Region] = []
     for members, mask in sorted((tuple(bits(mask)), mask) for mask in masks):

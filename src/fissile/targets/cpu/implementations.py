@@ -7,6 +7,7 @@ from fissile.kernels.blend import blend_of, kind_in_kernel
 from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import (
     attention,
+    chain,
     contractions,
     conv,
     heads,
@@ -80,6 +81,7 @@ def _of_library(name: str) -> Implementation:
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("dense", contractions.lower, _blends, 0.1, rival=True),
+    Implementation("chain", chain.lower, chain.takes, 0.9, admits=lambda nodes: False, rival=True),
     Implementation("map", maps.lower, _moves_elements, 0.5),
     Implementation("contraction", contractions.lower, _linear, 0.95),
     Implementation(

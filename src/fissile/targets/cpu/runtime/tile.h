@@ -34,6 +34,13 @@ FISSILE_INLINE int64_t taps_before(int64_t distance, int64_t step, int64_t taps)
   return n < taps ? n : taps;
 }
 
+// Rows [begin, end) of `size` elements lie in `rows`: those from `first` on move to its start.
+FISSILE_INLINE void keep_rows(float* rows, int64_t begin, int64_t end, int64_t first,
+                              int64_t size) {
+  if (begin < first && first < end)
+    __builtin_memmove(rows, rows + (first - begin) * size, (end - first) * size * sizeof(float));
+}
+
 // Channels-first, lanes are output columns: PY rows of MR output channels and NV * VL columns.
 //
 //   c[py * MR + m][v] += sum_{k < C, i < kh, j < kw}
