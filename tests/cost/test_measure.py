@@ -37,7 +37,7 @@ class Fake:
         self.rounds = []
         self.killed_after = killed_after
 
-    def time(self, kernels):
+    def time(self, kernels, limits=None):
         if self.killed_after is not None and len(self.rounds) == self.killed_after:
             raise KeyboardInterrupt
         self.rounds.append([key for key, _ in kernels])
@@ -68,7 +68,7 @@ def test_interrupted_tuning_resumes(tmp_path):
 
 def test_budget(tmp_path):
     class Slow(Fake):
-        def time(self, kernels):
+        def time(self, kernels, limits=None):
             clock[0] += len(kernels)
             return super().time(kernels)
 

@@ -252,7 +252,7 @@ from fissile.cost.store import Place, Store, Timing
 
 class Bench:
     round_size = 3
-    def time(self, kernels):
+    def time(self, kernels, limits=None):
         time.sleep(0.1)
         print("round", flush=True)
         return {key: Timing(1.0) for key, _ in kernels}
@@ -275,7 +275,7 @@ def test_killed_tuning_resumes(tmp_path):
     class Bench:
         round_size = 1000
 
-        def time(self, kernels):
+        def time(self, kernels, limits=None):
             self.keys = [key for key, _ in kernels]
             return {key: Timing(2.0) for key in self.keys}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from fissile.cost.store import Store, Timing
@@ -24,8 +25,11 @@ class Bench(Protocol):
         """How many kernels are compiled side by side and then timed together."""
         ...
 
-    def time(self, kernels: Sequence[Keyed]) -> Mapping[str, Timing]:
-        """A timing for every key. Raises ToolchainError where nothing can be compiled at all."""
+    def time(
+        self, kernels: Sequence[Keyed], limits: Mapping[str, float] = MappingProxyType({})
+    ) -> Mapping[str, Timing]:
+        """A timing for every key; above `limits` (microseconds, by key) a rough one will do. Raises
+        ToolchainError where nothing can be compiled at all."""
         ...
 
 
@@ -35,6 +39,7 @@ def measure(
     store: Store,
     budget_s: float | None = None,
     progress: Progress | None = None,
+    limits: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Timing]:
     """Timings by key, known ones first; those that the budget leaves out are missing.
 
@@ -50,7 +55,7 @@ def measure(
         size = _round(bench.round_size, done, spent, budget_s)
         if not size:
             break
-        timings = bench.time(todo[done : done + size])
+        timings = bench.time(todo[done : done + size], limits)
         store.put(timings)
         found.update(timings)
         done = min(total, done + size)

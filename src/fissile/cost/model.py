@@ -4,7 +4,11 @@
 
 with the bandwidth at the size of the working set. `bound_us` is the same with an efficiency of 1:
 no kernel is faster. `Model` multiplies by the ratio of measured to modelled times of the same sort
-of kernel, which it learns as measurements come in.
+of kernel (`sorts`). Along the chain of sorts, coarsest first, with n observations of mean m,
+
+    log ratio = (n m + TRUST * log ratio of the coarser sort) / (n + TRUST).
+
+It starts from the ratios that the package brings along, and learns as measurements come in.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 from fissile.cost.calibrate import Calibration
+from fissile.cost.sorts import Sort, sorts
 from fissile.ir.graph import Node, Value
 from fissile.ir.prims import PRIMS, Kind, kind
 from fissile.ir.semantics import split_spec
@@ -22,14 +26,17 @@ from fissile.kernels.blend import blend_of
 from fissile.kernels.candidate import Candidate
 from fissile.kernels.region import Region
 
-Sort = tuple[str, ...]
-
 ALIAS_US = 1e-3  # free, but never chosen for nothing
 
 UNKNOWN = 0.5  # efficiency of an implementation that nobody told of
 ELEMENTWISE, BETWEEN = 0.4, 1.0  # the latter where contractions stand on both sides
 STAGES = {Kind.REDUCE: "rows", Kind.WINDOW: "window"}
 SCALAR = 0.05  # an implementation below this is scalar code throughout
+
+TRUST = 2.0  # observations that what is known of the coarser sort counts for
+DEFAULTS = 3.0  # observations that those made elsewhere count for, at most
+SPREAD = 0.7  # standard deviation of log(measured / modelled) where nothing is known
+MOST = 4.0  # a larger logarithm says that the model does not understand a kernel, not how it errs
 
 
 @dataclass(frozen=True)
@@ -66,17 +73,23 @@ def moved_bytes(candidate: Candidate) -> int:
     region = candidate.region
     if candidate.is_adapter:
         return sum(t.value.type.size_bytes for t in (*candidate.needs, *candidate.gives))
-    read = sum(_read_bytes(region, v) for v in (*region.tensors, *region.parameters))
-    return read + sum(t.value.type.size_bytes for t in candidate.gives)
+    share = demanded(region)
+    read = sum(share[v] * v.type.size_bytes for v in (*region.tensors, *region.parameters))
+    return round(read) + sum(t.value.type.size_bytes for t in candidate.gives)
 
 
-def _read_bytes(region: Region, v: Value) -> int:
-    """What a region reads of an input: parts only, where nothing but slices and gathers look at
-    it."""
-    readers = [n for n in region.nodes if v in n.inputs]
-    if not all(n.prim in ("slice", "gather") and n.inputs[0] is v for n in readers):
-        return v.type.size_bytes
-    return min(v.type.size_bytes, sum(n.outputs[0].type.size_bytes for n in readers))
+def demanded(region: Region) -> dict[Value, float]:
+    """The share of every value that a region must know: less than 1 where slices and gathers leave
+    the rest out. At most what is read: never more than a kernel reads."""
+    share = dict.fromkeys((*region.inputs, *(v for n in region.nodes for v in n.outputs)), 0.0)
+    share.update(dict.fromkeys(region.outputs, 1.0))
+    for node in reversed(region.nodes):
+        out = max(share[v] for v in node.outputs)
+        for i, v in enumerate(dict.fromkeys(node.inputs)):
+            takes = node.prim in ("slice", "gather") and i == 0
+            part = out * node.outputs[0].type.numel / max(v.type.numel, 1) if takes else out
+            share[v] = min(1.0, share[v] + part)
+    return share
 
 
 def bound_us(candidate: Candidate, machine: Calibration) -> float:
@@ -88,15 +101,40 @@ def bound_us(candidate: Candidate, machine: Calibration) -> float:
 
 
 @dataclass
+class Seen:
+    """Observations of one sort: their number, the sum of their logarithms, and of the squares."""
+
+    count: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, log_ratio: float) -> None:
+        self.count += 1
+        self.total += log_ratio
+        self.squares += log_ratio * log_ratio
+
+    def and_(self, other: Seen, weight: float) -> Seen:
+        return Seen(
+            self.count + weight * other.count,
+            self.total + weight * other.total,
+            self.squares + weight * other.squares,
+        )
+
+
+@dataclass
 class Model:
-    """Estimates that learn. `ratios` holds measured / modelled by sort of kernel: the median of
-    three or more. What does not change is kept by key, as every round asks for every candidate."""
+    """Estimates that learn. `defaults` are observations made elsewhere (`defaults.py`): they count
+    for DEFAULTS at most. What does not change is kept by key, as every round asks for every
+    candidate."""
 
     machine: Calibration
     efficiency: Mapping[str, float] = field(default_factory=dict)
-    ratios: dict[Sort, float] = field(default_factory=dict)
+    defaults: Mapping[Sort, Seen] = field(default_factory=dict)
+    seen: dict[Sort, Seen] = field(default_factory=dict)
     _raw_us: dict[str, float] = field(default_factory=dict, repr=False)
-    _sorts: dict[str, tuple[Sort, Sort]] = field(default_factory=dict, repr=False)
+    _sorts: dict[str, tuple[Sort, ...]] = field(default_factory=dict, repr=False)
+    _bounds: dict[str, float] = field(default_factory=dict, repr=False)
+    _ratios: dict[Sort, tuple[float, float]] = field(default_factory=dict, repr=False)
 
     def raw_us(self, candidate: Candidate) -> float:
         if candidate.is_alias:
@@ -108,7 +146,11 @@ class Model:
     def _modelled_us(self, candidate: Candidate) -> float:
         size = moved_bytes(candidate)
         memory = size / self.machine.gb_per_s(size) * 1e-3
-        arithmetic = sum(self._arithmetic_us(n, candidate) for n in candidate.region.nodes)
+        share = demanded(candidate.region)
+        arithmetic = sum(
+            self._arithmetic_us(n, candidate) * max(share[v] for v in n.outputs)
+            for n in candidate.region.nodes
+        )
         return self.machine.launch_us + max(memory, arithmetic) + 0.3 * min(memory, arithmetic)
 
     def _arithmetic_us(self, node: Node, candidate: Candidate) -> float:
@@ -124,50 +166,61 @@ class Model:
             efficiency = self.efficiency.get(STAGES[kind(node)], UNKNOWN)
         return flops(node) / saving / (self.machine.peak_gflops * efficiency) * 1e-3
 
-    def us(self, candidate: Candidate) -> float:
+    def us(self, candidate: Candidate, deviations: float = 0.0) -> float:
+        """What it should cost; with `deviations` < 0, what it costs if it is so many standard
+        deviations better than its sort. Never less than the bound."""
         if candidate.is_alias:
             return ALIAS_US
-        modelled = self.raw_us(candidate) * self._ratio(candidate)
-        return max(modelled, bound_us(candidate, self.machine))
+        key = candidate.key
+        if (bound := self._bounds.get(key)) is None:
+            bound = self._bounds[key] = bound_us(candidate, self.machine)
+        log_ratio, deviation = self._ratio(self._sorts_of(candidate))
+        ratio = math.exp(log_ratio + deviations * deviation)
+        return max(self.raw_us(candidate) * ratio, bound)
 
-    def _ratio(self, candidate: Candidate) -> float:
-        fine, coarse = self._sorts_of(candidate)
-        return self.ratios.get(fine) or self.ratios.get(coarse) or 1.0
-
-    def _sorts_of(self, candidate: Candidate) -> tuple[Sort, Sort]:
+    def _sorts_of(self, candidate: Candidate) -> tuple[Sort, ...]:
         if (known := self._sorts.get(candidate.key)) is None:
-            known = self._sorts[candidate.key] = sorts(candidate)
+            known = sorts(candidate, self.raw_us(candidate))
+            self._sorts[candidate.key] = known
         return known
 
+    def _ratio(self, chain: tuple[Sort, ...]) -> tuple[float, float]:
+        """(log ratio, its standard deviation) of the finest sort of a chain."""
+        if (known := self._ratios.get(chain[-1])) is not None:
+            return known
+        mean, variance = 0.0, SPREAD * SPREAD
+        for sort in chain:
+            seen = self._observed(sort)
+            above, mean = mean, (seen.total + TRUST * mean) / (seen.count + TRUST)
+            apart = seen.squares - 2 * mean * seen.total + seen.count * mean * mean
+            drift = TRUST * (mean - above) ** 2
+            variance = (apart + drift + TRUST * variance) / (seen.count + TRUST)
+        self._ratios[chain[-1]] = mean, math.sqrt(variance)
+        return self._ratios[chain[-1]]
+
+    def _observed(self, sort: Sort) -> Seen:
+        here, elsewhere = self.seen.get(sort, Seen()), self.defaults.get(sort)
+        if elsewhere is None or not elsewhere.count:
+            return here
+        return here.and_(elsewhere, min(1.0, DEFAULTS / elsewhere.count))
+
     def learn(self, measured: Iterable[tuple[Candidate, float]]) -> None:
-        found: dict[Sort, list[float]] = {}
+        """All that is known by now: what was learned before is forgotten, `defaults` are not."""
+        self.seen, self._ratios = {}, {}
         for candidate, us in measured:
+            log_ratio = math.log(max(us, 1e-3) / self.raw_us(candidate))
             for sort in self._sorts_of(candidate):
-                found.setdefault(sort, []).append(us / self.raw_us(candidate))
-        self.ratios = {sort: median(known) for sort, known in found.items() if len(known) >= 3}
-
-
-def sorts(candidate: Candidate) -> tuple[Sort, Sort]:
-    """A fine and a coarse sort of kernel: implementation and layouts, with and without what is
-    unusual."""
-    layout = "".join(
-        sorted(
-            {"f" if t.layout.is_row_major else "l" for t in (*candidate.needs, *candidate.gives)}
-        )
-    )
-    marks = sorted({n.prim for n in candidate.region.nodes if kind(n) not in (Kind.ELEMENTWISE,)})
-    groups = [str(n.attrs["groups"] > 1) for n in candidate.region.nodes if n.prim == "conv"]
-    impl = (candidate.impl, f"{candidate.saving:.3g}")
-    return (*impl, layout, *groups, *marks), (*impl, layout, *groups)
+                self.seen.setdefault(sort, Seen()).add(max(-MOST, min(MOST, log_ratio)))
 
 
 def prices(
-    candidates: Iterable[Candidate], model: Model, measured: Mapping[str, float]
-) -> list[Cost]:
-    """A cost for each: measured where known, modelled elsewhere."""
+    candidates: Iterable[Candidate], model: Model, measured: Mapping[str, float],
+    deviations: float = 0.0,
+) -> list[Cost]:  # fmt: skip
+    """A cost for each: measured where known, modelled elsewhere (see `Model.us`)."""
     return [
         Cost(ALIAS_US, "model") if c.is_alias
         else Cost(measured[c.key], "measured") if c.key in measured
-        else Cost(model.us(c), "model")
+        else Cost(model.us(c, deviations), "model")
         for c in candidates
     ]  # fmt: skip

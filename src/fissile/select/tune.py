@@ -1,43 +1,57 @@
 """Tune: price, solve, measure what the solution asks for, and again.    (design, sections 8 and 9)
 
 As in column generation: candidates cost what was measured, or what the model says; the program
-chooses; what it chose without a measurement is measured, and with it the candidates of lowest
-reduced cost, which are the next that it would choose. It ends when the choice is measured
-throughout, or the budget is spent. Anytime: the last round's choice is a plan.
+chooses; what it chose without a measurement is measured, and with it what may gain most
+(`pricing`). The incumbent is the best set of measured candidates. At first an unmeasured candidate
+costs what the model expects, which soon gives a good plan; then what it would cost if it were
+better than its sort by OPTIMISM standard deviations, which finds what the model underrates. It ends
+when the optimistic choice is measured throughout or could gain no more than ENOUGH, or when the
+budget is spent. Anytime: every round is stored, and leaves a plan.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from fissile.cost.measure import Bench, measure
 from fissile.cost.model import Cost, Model, prices
 from fissile.cost.store import Store, Timing
 from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.select.pricing import Market, Share, Solved
 from fissile.select.rivals import Priced, runners_up
-from fissile.select.solve import Selected, select
-from fissile.select.tokens import problem
 
-ROUND = 48  # kernels measured between two solutions
-NEAR = 0.25  # reduced cost, as a share of the candidate's cost, that is worth a measurement
-UNKNOWN = 1.1  # distrust of what nobody measured, once the budget is spent
-QUICK_GAP, FINAL_GAP = 2e-3, 1e-4
-QUICK_S, FINAL_S = 20.0, 120.0
-UNTUNED_S = 30.0  # for the one solution without a budget
+ROUND = 48  # kernels measured between two solutions, at least
+SHARE = 2.0  # seconds of measuring for a second of solving, at least
+KERNEL_S, LEAST_S = 0.08, 0.03  # what a measurement takes, until it is known, and at least
+OPTIMISM, CAUTION = 1.5, 0.5  # standard deviations of the model
+ENOUGH = 2e-3  # of the incumbent: less is not worth a measurement
+QUICK_GAP, FINAL_GAP = 5e-3, 1e-4
+QUICK_S, INCUMBENT_S, FINAL_S = 10.0, 5.0, 20.0
+UNTUNED_S = 25.0  # for the one solution without a budget
 
 
 class Lowers(Protocol):
     def kernel(self, candidate: Candidate) -> Kernel | No: ...
 
 
+class Point(NamedTuple):
+    """How far tuning had come: `us` is the cost of the best set of measured candidates."""
+
+    seconds: float
+    us: float
+    measured: int
+
+
 @dataclass(frozen=True)
 class Selection:
     """The chosen candidates with their costs. `gap` is what the solver proved on these costs;
-    `rivals` are the cheapest others that compute the same from the same."""
+    `rivals` are the cheapest others that compute the same from the same; `curve` has a point for
+    every round."""
 
     chosen: tuple[Candidate, ...]
     costs: tuple[Cost, ...]
@@ -52,9 +66,9 @@ class Selection:
     rounds: int
     faults: Mapping[str, str]  # kernels that did not compile or crashed, by key
     rivals: tuple[Priced | None, ...]
+    curve: tuple[Point, ...] = ()
 
 
-Share = Callable[[Candidate], float]
 Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
 
 
@@ -71,102 +85,114 @@ def tune(
     from what the store knows. `once`: no primitive is executed twice. `limits`: for each limited
     resource, a candidate's share of what the plan may use. Raises ValueError where no candidate set
     gives the outputs."""
-    tuning = _Tuning(graph, candidates, target, model, bench, store, budget_s, progress)
-    tuning.once, tuning.limits = once, tuple(limits)
-    return tuning.run()
+    market = Market(graph, tuple(candidates), once, tuple(limits))
+    return _Tuning(market, target, model, bench, store, budget_s, progress).run()
 
 
 class _Tuning:
     def __init__(
-        self, graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
+        self, market: Market, target: Lowers, model: Model,
         bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None,
     ):  # fmt: skip
-        self.graph, self.candidates, self.target = graph, list(candidates), target
-        self.model, self.bench, self.store = model, bench, store
-        self.deadline, self.budget_s = time.monotonic() + budget_s, budget_s
+        self.market, self.target, self.model = market, target, model
+        self.bench, self.store = bench, store
+        self.begin, self.budget_s = time.monotonic(), budget_s
         self.progress = progress or _silent
         self.measured: dict[str, float] = {}
         self.faults: dict[str, str] = {}
-        self.rounds = 0
-        self.once = False
-        self.limits: tuple[Share, ...] = ()
-        self._enter(store.get({c.key for c in self.candidates}) if store else {})
+        self.incumbent: tuple[Candidate, ...] = ()
+        self.us = math.inf  # of the incumbent
+        self.curve: list[Point] = []
+        self.seconds = 0.0  # spent on measuring this many:
+        self.timed = 0
+        self._enter(store.get({c.key for c in market.candidates}) if store else {})
+
+    @property
+    def left_s(self) -> float:
+        return self.begin + self.budget_s - time.monotonic()
 
     def run(self) -> Selection:
-        chosen: list[Candidate] = []
-        while self.bench is not None and time.monotonic() < self.deadline:
-            solved = self._solve(QUICK_GAP, QUICK_S, chosen, 1.0)
-            chosen = [self.candidates[k] for k in solved.chosen]
-            wanted = self._wanted(solved)
-            if not wanted or not self._measure(wanted):
+        chosen: Sequence[Candidate] = ()
+        self._improve()
+        optimism = OPTIMISM if self.incumbent else 0.0
+        while self.bench is not None and self.left_s > 0:
+            start = time.process_time()  # whoever else computes now
+            solved = self._solve(-optimism, QUICK_GAP, QUICK_S, chosen or self.incumbent)
+            chosen = [self.market.candidates[k] for k in solved.chosen]
+            solving_s = time.process_time() - start
+            wanted, unknown = self.market.wanted(solved, self.measured)
+            if not unknown or solved.selected.bound >= self.us * (1 - ENOUGH):
+                if optimism:
+                    break
+                optimism = OPTIMISM
+                continue
+            size = max(ROUND, unknown, int(SHARE * solving_s / self._kernel_s()))
+            if not self._measure(wanted, size):
                 break
-            self.rounds += 1
-        return self._final(chosen)
-
-    def _final(self, chosen: Sequence[Candidate]) -> Selection:
-        self.progress("solving", 1.0, 0.0)
-        limit_s = FINAL_S if self.budget_s else UNTUNED_S
-        solved = self._solve(FINAL_GAP, limit_s, chosen, UNKNOWN)
-        if solved.status == "infeasible":
-            raise ValueError("no set of candidates gives the outputs")
-        costs = prices(self.candidates, self.model, self.measured)
-        return Selection(
-            tuple(self.candidates[k] for k in solved.chosen),
-            tuple(costs[k] for k in solved.chosen),
-            solved.objective, solved.gap, solved.bound, solved.status, solved.seconds,
-            solved.columns, solved.rows, len(self.measured), self.rounds, self.faults,
-            runners_up(self.candidates, costs, solved.chosen),
-        )  # fmt: skip
+            self._improve()
+            optimism = OPTIMISM if self.incumbent else 0.0
+        return self._final()
 
     def _solve(
-        self, gap: float, limit_s: float, before: Sequence[Candidate], distrust: float
-    ) -> Selected:
-        costs = prices(self.candidates, self.model, self.measured)
-        if distrust != 1.0:
-            costs = [replace(c, us=c.us * distrust) if c.source == "model" else c for c in costs]
-        uses = [tuple(share(c) for share in self.limits) for c in self.candidates]
-        us = [c.us for c in costs]
-        program = problem(self.graph, self.candidates, us, uses, len(self.limits))
-        numbers = {c: k for k, c in enumerate(self.candidates)}
-        start = [numbers[c] for c in before if c in numbers]
-        return select(program, time_limit=limit_s, gap=gap, start=start, once=self.once)
+        self, deviations: float, gap: float, limit_s: float, start: Sequence[Candidate],
+        measured_only: bool = False,
+    ) -> Solved:  # fmt: skip
+        costs = prices(self.market.candidates, self.model, self.measured, deviations)
+        return self.market.solve(costs, gap, limit_s, start, measured_only)
 
-    def _wanted(self, solved: Selected) -> list[Candidate]:
-        """Unmeasured kernels of the solution, then those of low reduced cost; one for each key."""
-        costs = prices(self.candidates, self.model, self.measured)
-        near = [
-            (d / costs[k].us, k) for k, d in enumerate(solved.reduced)
-            if d is not None and costs[k].source == "model" and d < NEAR * costs[k].us
-        ]  # fmt: skip
-        order = [*solved.chosen, *(k for _, k in sorted(near))]
-        wanted: dict[str, Candidate] = {}
-        for k in order:
-            c = self.candidates[k]
-            if not c.is_alias and c.key not in self.measured:
-                wanted.setdefault(c.key, c)
-        if not any(self.candidates[k].key in wanted for k in solved.chosen):
-            return []
-        return list(wanted.values())[: max(ROUND, len(solved.chosen))]
+    def _improve(self) -> None:
+        """The best set of measured candidates, if there is one: a point of the curve."""
+        if self.measured:
+            solved = self._solve(0.0, ENOUGH / 2, INCUMBENT_S, self.incumbent, measured_only=True)
+            if solved.selected.status != "infeasible":
+                self.incumbent = tuple(self.market.candidates[k] for k in solved.chosen)
+                self.us = solved.selected.objective
+        self.curve.append(Point(time.monotonic() - self.begin, self.us, len(self.measured)))
 
-    def _measure(self, wanted: Sequence[Candidate]) -> bool:
-        """Measure some; False where the budget allowed none."""
+    def _final(self) -> Selection:
+        """Solve once more, with some distrust of what nobody measured."""
+        self.progress("solving", 1.0, 0.0)
+        limit_s = FINAL_S if self.budget_s else UNTUNED_S
+        solved = self._solve(CAUTION, FINAL_GAP, limit_s, self.incumbent)
+        end = solved.selected
+        if end.status == "infeasible":
+            raise ValueError("no set of candidates gives the outputs")
+        return Selection(
+            tuple(self.market.candidates[k] for k in solved.chosen),
+            tuple(solved.costs[k] for k in solved.chosen),
+            end.objective, end.gap, end.bound, end.status, end.seconds, end.columns, end.rows,
+            len(self.measured), len(self.curve) - 1, self.faults,
+            runners_up(self.market.candidates, solved.costs, solved.chosen), tuple(self.curve),
+        )  # fmt: skip
+
+    def _kernel_s(self) -> float:
+        return max(self.seconds / self.timed, LEAST_S) if self.timed else KERNEL_S
+
+    def _measure(self, wanted: Sequence[Candidate], size: int) -> bool:
+        """Measure the first `size`; False where the budget allowed none."""
         assert self.bench is not None and self.store is not None
-        kernels = [(c.key, k) for c in wanted if (k := self.target.kernel(c))]
-        left = self.deadline - time.monotonic()
+        now = wanted[:size]
+        kernels = [(c.key, k) for c in now if (k := self.target.kernel(c))]
+        before, start = len(self.measured) + len(self.faults), time.monotonic()
 
         def show(done: int, total: int, seconds: float) -> None:
-            share = 1 - max(0.0, self.deadline - time.monotonic()) / max(self.budget_s, 1e-9)
-            self.progress(f"measuring kernel {done} of {total}", share, min(seconds, left))
+            count, more = before + done, len(wanted) - len(now)
+            left = min(seconds + more * self._kernel_s(), self.left_s)
+            what = f"measuring kernel {count} of about {before + total + more}"
+            self.progress(what, count / (before + total + more), max(left, 0.0))
 
-        before = len(self.measured)
-        self._enter(measure(kernels, self.bench, self.store, left, show))
-        return len(self.measured) > before
+        limits = self.market.limits(self.measured, now)
+        self._enter(measure(kernels, self.bench, self.store, self.left_s, show, limits))
+        count = len(self.measured) + len(self.faults) - before
+        self.seconds, self.timed = self.seconds + time.monotonic() - start, self.timed + count
+        return count > 0
 
     def _enter(self, timings: Mapping[str, Timing]) -> None:
         """Take in measurements; what does not compile or crashes is no candidate any more."""
         failed = {key for key, t in timings.items() if t.us is None}
         self.faults.update({key: timings[key].fault for key in failed})
-        self.candidates = [c for c in self.candidates if c.key not in failed or c.is_alias]
         self.measured.update({k: t.us for k, t in timings.items() if t.us is not None})
-        distinct = {c.key: c for c in self.candidates if c.key in self.measured}
+        if failed:
+            self.market = self.market.without(failed)
+        distinct = {c.key: c for c in self.market.candidates if c.key in self.measured}
         self.model.learn((c, self.measured[k]) for k, c in distinct.items())
