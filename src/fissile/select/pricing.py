@@ -133,7 +133,7 @@ class Market:
         order = [sorted(some, key=lambda key: -some[key]) for some in (chosen, gains)]
         return [first[key] for keys in order for key in keys], len(chosen)
 
-    def limits(
+    def beaten(
         self, measured: Mapping[str, float], wanted: Sequence[Candidate]
     ) -> dict[str, float]:
         """Microseconds above which a kernel has lost against its measured rivals wherever it could

@@ -29,8 +29,8 @@ ROUND = 48  # kernels measured between two solutions, at least
 SHARE = 2.0  # seconds of measuring for a second of solving, at least
 KERNEL_S, LEAST_S = 0.08, 0.03  # what a measurement takes, until it is known, and at least
 OPTIMISM, CAUTION = 1.5, 0.5  # standard deviations of the model
-ENOUGH = 2e-3  # of the incumbent: less is not worth a measurement
-QUICK_GAP, FINAL_GAP = 5e-3, 1e-4
+ENOUGH = 3e-3  # of the incumbent: less is not worth a measurement
+QUICK_GAP, INCUMBENT_GAP, FINAL_GAP = 3e-3, 1e-3, 1e-4
 QUICK_S, INCUMBENT_S, FINAL_S = 10.0, 5.0, 20.0
 UNTUNED_S = 25.0  # for the one solution without a budget
 
@@ -121,7 +121,7 @@ class _Tuning:
             chosen = [self.market.candidates[k] for k in solved.chosen]
             solving_s = time.process_time() - start
             wanted, unknown = self.market.wanted(solved, self.measured)
-            if not unknown or solved.selected.bound >= self.us * (1 - ENOUGH):
+            if not unknown or solved.selected.objective >= self.us * (1 - ENOUGH):
                 if optimism:
                     break
                 optimism = OPTIMISM
@@ -143,7 +143,7 @@ class _Tuning:
     def _improve(self) -> None:
         """The best set of measured candidates, if there is one: a point of the curve."""
         if self.measured:
-            solved = self._solve(0.0, ENOUGH / 2, INCUMBENT_S, self.incumbent, measured_only=True)
+            solved = self._solve(0.0, INCUMBENT_GAP, INCUMBENT_S, self.incumbent, measured_only=True)
             if solved.selected.status != "infeasible":
                 self.incumbent = tuple(self.market.candidates[k] for k in solved.chosen)
                 self.us = solved.selected.objective
@@ -181,7 +181,7 @@ class _Tuning:
             what = f"measuring kernel {count} of about {before + total + more}"
             self.progress(what, count / (before + total + more), max(left, 0.0))
 
-        limits = self.market.limits(self.measured, now)
+        limits = self.market.beaten(self.measured, now)
         self._enter(measure(kernels, self.bench, self.store, self.left_s, show, limits))
         count = len(self.measured) + len(self.faults) - before
         self.seconds, self.timed = self.seconds + time.monotonic() - start, self.timed + count
