@@ -143,7 +143,8 @@ class _Tuning:
     def _improve(self) -> None:
         """The best set of measured candidates, if there is one: a point of the curve."""
         if self.measured:
-            solved = self._solve(0.0, INCUMBENT_GAP, INCUMBENT_S, self.incumbent, measured_only=True)
+            start = self.incumbent
+            solved = self._solve(0.0, INCUMBENT_GAP, INCUMBENT_S, start, measured_only=True)
             if solved.selected.status != "infeasible":
                 self.incumbent = tuple(self.market.candidates[k] for k in solved.chosen)
                 self.us = solved.selected.objective
