@@ -34,7 +34,7 @@ from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import Illegal
 
 RESIDENT = 0.75  # share of the second cache for what a tile reads more than once
-FROM_L3 = 1 / 16  # cycles for a byte of weights that the second cache does not hold
+FROM_L3, FROM_L2 = 1 / 16, 1 / 64  # cycles for a byte, where most of it is hidden
 CALL = 200  # cycles for the start of a stage
 ANCHORS = (Kind.LINEAR, Kind.WINDOW)
 
@@ -218,16 +218,18 @@ class _Chain:
         return [(r, r.reads[v]) for r in self.stages for v in s.region.outputs if v in r.reads]
 
     def _buffers(self, length: Mapping[str, int]) -> int:
-        """Bytes of the rows that lie between stages."""
-        inner = [(s, v) for s in self.stages for v in s.region.outputs if v not in self.given]
-        return sum(4 * length[s.name] * self._elements(s, v) for s, v in inner)
+        """Bytes of the rows that lie between stages and nowhere else."""
+        return sum(
+            4 * length[s.name] * self._elements(s, v) for s in self.stages for v in self._local(s)
+        )
 
     def _elements(self, s: Stage, v: Value) -> int:
         return v.type.numel // (s.images * s.lines)
 
     def _rows(self) -> int:
-        """Rows of a tile of least modelled cycles: weights pass once for each tile, and what does
-        not fit the second cache comes from the third."""
+        """Rows of a tile of least modelled cycles. For each tile weights pass once, and rows that
+        the next one needs move; the more of the second cache a tile fills, the more comes from the
+        third."""
         if asked := self.candidate.param.get("rows"):
             return asked
         lines = self.stages[-1].lines
@@ -238,17 +240,22 @@ class _Chain:
                 f"the rows between stages take {self._buffers(self._lengths(1))} B, "
                 f"{int(room)} B of the second cache are for them"
             )
+        inner = [(s, v) for s in self.stages[:-1] for v in s.region.outputs]
+        through = sum(v.type.size_bytes for _, v in inner)
+        kept = sum(4 * self._elements(s, v) * max(x.overlap for _, x in self._readers(s))
+                   for s, v in inner if self._overlaps(s))  # fmt: skip
         ranked: list[tuple[float, int]] = []
         few = range(1, isqrt(lines) + 1)
         for rows_ in sorted({*few, *(-(-lines // tiles) for tiles in few)}):
-            size = self._buffers(self._lengths(rows_))
-            if size > room:
+            length = self._lengths(rows_)
+            if self._buffers(length) > room:
                 break
+            size = sum(4 * length[s.name] * self._elements(s, v) for s, v in inner)
             tiles = -(-lines // rows_)
-            stream = weights if weights + size > room else weights / 4
-            over = max(0.0, size / (room / 2) - 1)  # what the inputs of the tile push out
-            ranked.append((tiles * (stream * FROM_L3 + CALL) + lines / rows_ * size * over / 16,
-                           rows_))  # fmt: skip
+            stream = weights * (FROM_L3 if weights + size > room else FROM_L2)
+            cycles = tiles * (CALL * len(self.stages) + stream + kept * FROM_L2 * 4)
+            cycles += through * FROM_L2 * size / room
+            ranked.append((cycles, rows_))
         return min(ranked)[1]
 
     def _spans(self, rows_: int) -> int:
