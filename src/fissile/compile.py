@@ -24,6 +24,7 @@ from fissile.accuracy import Noise, allowance
 from fissile.artifact.executable import Executable
 from fissile.artifact.load import load as load_artifact
 from fissile.artifact.write import write
+from fissile.cost.defaults import defaults
 from fissile.cost.model import Model
 from fissile.cost.store import Store, home
 from fissile.errors import ModelError, TargetError, shown
@@ -187,7 +188,7 @@ def choices_of(
     measuring, once = bench if seconds else None, "recomputation" in without
 
     def choose(budget_s: float, noise: Noise | None) -> Selection:
-        costs = Model(machine, cpu.efficiency)
+        costs = Model(machine, cpu.efficiency, defaults())
         limits = (stored(graph), *((noise,) if noise else ()))
         return tune_(
             graph, offered, cpu, costs, measuring, known, budget_s, stages.progress, once, limits

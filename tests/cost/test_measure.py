@@ -4,6 +4,7 @@ foretold."""
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -101,6 +102,20 @@ def test_times_scale_with_work(bench):
     a, b, c = (times[f"n{n}"].us for n in (1000, 4000, 16000))
     assert 2.5 < b / a < 6 and 2.5 < c / b < 6
     assert 0 < times["empty"].us < 1 and times["n1000"].spread >= 0
+
+
+def test_beyond_its_limit_a_kernel_is_timed_roughly(bench):
+    """The same kernel of some 20 ms: with a limit far below, it runs twice at least, and less often
+    than without."""
+    n = 5_000_000
+    body = LOOP.format(n=n)
+    seconds = {}
+    for limit in (0.0, 10.0):
+        start = time.monotonic()
+        times = bench.time([("a", kernel(f"k{limit:.0f}", body, elements=n))], {"a": limit})
+        seconds[limit] = time.monotonic() - start
+        assert times["a"].us > 1000
+    assert seconds[10.0] < seconds[0.0]
 
 
 def test_weights_are_cold_and_activations_warm(bench):

@@ -174,17 +174,17 @@ class Model:
         key = candidate.key
         if (bound := self._bounds.get(key)) is None:
             bound = self._bounds[key] = bound_us(candidate, self.machine)
-        log_ratio, deviation = self._ratio(self._sorts_of(candidate))
+        log_ratio, deviation = self.log_ratio(self.sorts_of(candidate))
         ratio = math.exp(log_ratio + deviations * deviation)
         return max(self.raw_us(candidate) * ratio, bound)
 
-    def _sorts_of(self, candidate: Candidate) -> tuple[Sort, ...]:
+    def sorts_of(self, candidate: Candidate) -> tuple[Sort, ...]:
         if (known := self._sorts.get(candidate.key)) is None:
             known = sorts(candidate, self.raw_us(candidate))
             self._sorts[candidate.key] = known
         return known
 
-    def _ratio(self, chain: tuple[Sort, ...]) -> tuple[float, float]:
+    def log_ratio(self, chain: tuple[Sort, ...]) -> tuple[float, float]:
         """(log ratio, its standard deviation) of the finest sort of a chain."""
         if (known := self._ratios.get(chain[-1])) is not None:
             return known
@@ -209,7 +209,7 @@ class Model:
         self.seen, self._ratios = {}, {}
         for candidate, us in measured:
             log_ratio = math.log(max(us, 1e-3) / self.raw_us(candidate))
-            for sort in self._sorts_of(candidate):
+            for sort in self.sorts_of(candidate):
                 self.seen.setdefault(sort, Seen()).add(max(-MOST, min(MOST, log_ratio)))
 
 
