@@ -4,9 +4,9 @@ As in column generation: candidates cost what was measured, or what the model sa
 chooses; what it chose without a measurement is measured, and with it what may gain most
 (`pricing`). The incumbent is the best set of measured candidates. At first an unmeasured candidate
 costs what the model expects, which soon gives a good plan; then what it would cost if it were
-better than its sort by OPTIMISM standard deviations, which finds what the model underrates. It ends
-when the optimistic choice is measured throughout or could gain no more than ENOUGH, or when the
-budget is spent. Anytime: every round is stored, and leaves a plan.
+better than its sort by OPTIMISM standard deviations, which finds what the model underrates. A step
+ends when the choice is measured throughout or could gain no more than ENOUGH, tuning with the last
+step or the budget. Anytime: every round is stored, and leaves a plan.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from fissile.select.rivals import Priced, runners_up
 ROUND = 48  # kernels measured between two solutions, at least
 SHARE = 2.0  # seconds of measuring for a second of solving, at least
 KERNEL_S, LEAST_S = 0.08, 0.03  # what a measurement takes, until it is known, and at least
-OPTIMISM, CAUTION = 1.5, 0.5  # standard deviations of the model
-ENOUGH = 3e-3  # of the incumbent: less is not worth a measurement
+OPTIMISM = (1.0, 2.0)  # standard deviations of the model, one after another
+CAUTION = 0.5  # the same, in the end
+ENOUGH = 1e-3  # of the incumbent: less is not worth a measurement
 QUICK_GAP, INCUMBENT_GAP, FINAL_GAP = 3e-3, 1e-3, 1e-4
 QUICK_S, INCUMBENT_S, FINAL_S = 10.0, 5.0, 20.0
 UNTUNED_S = 25.0  # for the one solution without a budget
@@ -114,23 +115,20 @@ class _Tuning:
     def run(self) -> Selection:
         chosen: Sequence[Candidate] = ()
         self._improve()
-        optimism = OPTIMISM if self.incumbent else 0.0
-        while self.bench is not None and self.left_s > 0:
+        steps = list(OPTIMISM)
+        while self.bench is not None and steps and self.left_s > 0:
             start = time.process_time()  # whoever else computes now
-            solved = self._solve(-optimism, QUICK_GAP, QUICK_S, chosen or self.incumbent)
+            solved = self._solve(-steps[0], QUICK_GAP, QUICK_S, chosen or self.incumbent)
             chosen = [self.market.candidates[k] for k in solved.chosen]
             solving_s = time.process_time() - start
             wanted, unknown = self.market.wanted(solved, self.measured)
             if not unknown or solved.selected.objective >= self.us * (1 - ENOUGH):
-                if optimism:
-                    break
-                optimism = OPTIMISM
+                steps.pop(0)
                 continue
             size = max(ROUND, unknown, int(SHARE * solving_s / self._kernel_s()))
             if not self._measure(wanted, size):
                 break
             self._improve()
-            optimism = OPTIMISM if self.incumbent else 0.0
         return self._final()
 
     def _solve(
