@@ -217,6 +217,20 @@ def test_bits_do_not_depend_on_tiles() -> None:
     assert len(found) == 1
 
 
+def test_growth_adds_few_regions(tmp_path: Path) -> None:
+    """Beside complete attentions: what leads there from the second contraction, one set each."""
+    graph = load(exported(45, 67, 3, 20, tmp_path / "attention.onnx"))
+    found = []
+    for without in ((), ("attention",)):
+        cpu = Cpu(graph, HERE, without=without)
+        found.append({r.nodes for r in identify(graph, cpu.limits, cpu.admissible)})
+    added = found[0] - found[1]
+    assert found[1] < found[0]
+    assert len(added) <= 24
+    last = [n for n in graph.primitives if n.prim == "contract"][-1]
+    assert all(last in nodes for nodes in added)
+
+
 def refusal(*outputs: Value) -> str:
     result = attention.lower(candidate_of(outputs), HERE)
     assert not result
