@@ -20,6 +20,7 @@ from fissile.ir.types import of
 from fissile.kernels.candidate import Candidate, Kernel
 from fissile.targets.cpu.impls import chain, contractions, conv, rows, windows
 from fissile.targets.cpu.impls.boxes import Cut, Reach, reach
+from fissile.targets.cpu.impls.split import split
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import Illegal
 
@@ -61,7 +62,7 @@ def check(
 def _apart(c: Candidate, inputs, parts: Sequence[Value], machine: Machine) -> list[np.ndarray]:
     """One kernel after another, each up to one of these values."""
     known = {t.value: (t, array) for t, array in zip(c.needs, inputs, strict=True)}
-    for stage in chain.split(c.region):
+    for stage in split(c.region):
 
         def token(v: Value) -> Token:
             outer = {t.value: t for t in (*c.needs, *c.gives)}

@@ -15,6 +15,7 @@ from fissile.targets.cpu.impls import (
     loops,
     maps,
     rows,
+    split,
     strassen,
     windows,
     winograd,
@@ -81,7 +82,7 @@ def _of_library(name: str) -> Implementation:
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("dense", contractions.lower, _blends, 0.1, rival=True),
-    Implementation("chain", chain.lower, chain.takes, 0.9, admits=lambda nodes: False, rival=True),
+    Implementation("chain", chain.lower, split.takes, 0.9, admits=lambda nodes: False, rival=True),
     Implementation("map", maps.lower, _moves_elements, 0.5),
     Implementation("contraction", contractions.lower, _linear, 0.95),
     Implementation(

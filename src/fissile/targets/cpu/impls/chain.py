@@ -15,20 +15,19 @@ Sums run in the order in which the stage's own kernel runs them, so the results 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import gcd, isqrt
 
-from fissile.ir.graph import Node, Value
+from fissile.ir.graph import Value
 from fissile.ir.layout import Token, channels_last, row_major
 from fissile.ir.prims import Kind, kind
 from fissile.ir.types import F32
-from fissile.kernels.blend import kind_in_kernel
 from fissile.kernels.candidate import Candidate, Kernel, No, Packing, Param
-from fissile.kernels.region import Region
 from fissile.targets.cpu.impls import contractions, conv, rows, windows
 from fissile.targets.cpu.impls.boxes import Cut, Reach, reach
 from fissile.targets.cpu.impls.implementation import Params
 from fissile.targets.cpu.impls.lines import block, plus
+from fissile.targets.cpu.impls.split import Stage, split
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import Illegal
@@ -36,19 +35,6 @@ from fissile.tiles.expr import Illegal
 RESIDENT = 0.75  # share of the second cache for what a tile reads more than once
 FROM_L3, FROM_L2 = 1 / 16, 1 / 64  # cycles for a byte, where most of it is hidden
 CALL = 200  # cycles for the start of a stage
-ANCHORS = (Kind.LINEAR, Kind.WINDOW)
-
-
-def takes(region: Region) -> bool:
-    """Several anchors, and products by constants only."""
-    anchors = [n for n in region.nodes if kind_in_kernel(n) in ANCHORS]
-    if any(n.prim in ("conv", "contract") and not _has_constant(n) for n in anchors):
-        return False
-    return len(anchors) > 1 or (len(anchors) == 1 and Kind.REDUCE in map(kind, region.nodes))
-
-
-def _has_constant(n: Node) -> bool:
-    return any(v.is_constant for v in n.inputs)
 
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
@@ -58,67 +44,6 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
         return _Chain(candidate, machine).kernel()
     except Illegal as reason:
         return reason.no
-
-
-@dataclass
-class Stage:
-    """One anchor and what is computed with it. `region.outputs` are read by later stages or given.
-    `reads` tells the rows of earlier values that a row needs."""
-
-    name: str
-    anchor: Node
-    region: Region
-    images: int = 0
-    lines: int = 0
-    reads: dict[Value, Reach] = field(default_factory=dict)
-
-    @property
-    def is_window(self) -> bool:
-        return self.anchor.prim == "conv" or kind(self.anchor) is Kind.WINDOW
-
-
-# ---------------------------------------------------------------- from a region to stages
-
-
-def split(region: Region) -> list[Stage]:
-    """Stages from first to last: after each anchor all that its result is enough for; what stands
-    before an anchor alone, such as pads, goes with it. Raises Illegal."""
-    level = _levels(region)
-    count = max(level.values())
-    found: list[Stage] = []
-    for k in range(1, count + 1):
-        nodes = tuple(n for n in region.nodes if level[n] == k)
-        anchors = [n for n in nodes if kind_in_kernel(n) in ANCHORS]
-        sums = [n for n in nodes if kind(n) is Kind.REDUCE]
-        if len(anchors) > 1 or (anchors and sums) or not (anchors or sums):
-            raise Illegal("anchors side by side")
-        later = {v for n in region.nodes if level[n] > k for v in n.inputs}
-        outputs = tuple(v for n in nodes for v in n.outputs if v in later or v in region.outputs)
-        found.append(Stage("abcdefgh"[k - 1], (anchors or sums)[0], Region(nodes, outputs)))
-    return found
-
-
-def _levels(region: Region) -> dict[Node, int]:
-    level: dict[Node, int] = {}
-    sums: dict[int, tuple[object, ...]] = {}  # level of a normalisation -> its domain
-    for n in region.nodes:
-        below = max((level[v.node] for v in n.inputs if v.node in level), default=0)
-        if kind_in_kernel(n) in ANCHORS:
-            below += 1
-        elif kind(n) is Kind.REDUCE:
-            domain = (n.inputs[0].shape, n.attrs["axes"])
-            below += sums.get(below) != domain
-            sums[below] = domain
-        level[n] = below
-    for n in reversed(region.nodes):  # what an anchor alone reads is computed with it
-        readers = [level[r] for r in region.nodes if n.value in r.inputs]
-        if readers and (level[n] == 0 or n.prim == "pad"):
-            level[n] = min(readers)
-    if min(level.values()) == 0:
-        raise Illegal("a part of the region is no stage")
-    if max(level.values()) > 8:
-        raise Illegal("too many anchors")
-    return level
 
 
 # ---------------------------------------------------------------- the kernel
