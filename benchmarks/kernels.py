@@ -5,8 +5,9 @@
 A shape is a convolution, contraction, depthwise convolution or pool of a network with its pad and
 its bias, in the layout that is fastest; rivals that save multiplications are left out. Contractions
 and convolutions are held against the peak of fused multiply-adds; depthwise convolutions and pools
-against the larger of their arithmetic at that peak and a copy that moves as many bytes. Peak,
-copies and kernels are visited in turn by one process, weights cold, least times of many.
+against the larger of their arithmetic at that peak and a copy that moves as many bytes (a read of
+as many, where most are weights). Peak, copies and kernels are visited in turn by one process, with
+caches as a network would leave them.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ class Shape:
     flops: float
     bytes: int
     kernels: tuple[tuple[str, Kernel], ...]  # (implementation and layouts, kernel)
+    constant: bool = False  # most bytes are weights
+
+    @property
+    def mover(self) -> tuple[str, Kernel]:
+        """What moves as many bytes and does nothing else."""
+        return _read_kernel(self.bytes) if self.constant else _copy_kernel(self.bytes)
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,9 @@ def _shape(cpu: Cpu, region: Region, count: int) -> Shape:
     if limit == ARITHMETIC and flops(anchor) < 8 * size:  # a row times a matrix
         limit = MEMORY
     work = flops(anchor)
-    return Shape(_title(anchor), limit, count, work, size, tuple(kernels))
+    weights = sum(v.type.size_bytes for v in region.parameters)
+    constant = limit == MEMORY and 2 * weights > size
+    return Shape(_title(anchor), limit, count, work, size, tuple(kernels), constant)
 
 
 def _how(c: Candidate) -> str:
@@ -170,6 +179,21 @@ def _copy_kernel(size: int) -> tuple[str, Kernel]:
     return f"copy {size}", Kernel(name, source, params, n // 64, 64)
 
 
+def _read_kernel(size: int) -> tuple[str, Kernel]:
+    """Reads `size` bytes of weights, which no cache holds."""
+    n, name = max(64, size // 4 // 64 * 64), f"k_read_{size}"
+    source = f"""static void {name}(const float* w0, float* y0, char* scratch, int64_t begin, int64_t end) {{
+  vf s[4];
+  for (vf& v : s) v = splat(0.0f);
+  for (int64_t i = begin * 64; i < end * 64; i += 4 * VL)
+    for (int j = 0; j < 4; ++j) s[j] += load<vf>(w0 + i + j * VL);
+  store(y0, s[0] + s[1] + s[2] + s[3]);
+}}
+"""  # noqa: E501
+    params = Param("w0", "const float*", "constant", 0, n), Param("y0", "float*", "give", 0, 16)
+    return f"read {size}", Kernel(name, source, params, n // 64, 64)
+
+
 # ---------------------------------------------------------------- measuring
 
 
@@ -195,9 +219,9 @@ def groups(found: Sequence[Shape]) -> Iterator[list[Shape]]:
 
 def keyed(group: Sequence[Shape]) -> list[tuple[str, Kernel]]:
     """The kernels of a group, and its limits."""
-    copies = {s.bytes: _copy_kernel(s.bytes) for s in group if s.limit == MEMORY}
+    movers = dict(s.mover for s in group if s.limit == MEMORY)
     own = {k.name: (k.name, k) for s in group for _, k in s.kernels}
-    return [_peak_kernel(), *copies.values(), *own.values()]
+    return [_peak_kernel(), *movers.items(), *own.values()]
 
 
 def bench_times(bench: CpuBench, group: Sequence[Shape]) -> dict[str, float]:
@@ -216,7 +240,7 @@ def judged(
             continue
         least, how = min(timed)
         at_peak = s.flops / peak * 1e-3
-        bound = max(at_peak, us[f"copy {s.bytes}"]) if s.limit == MEMORY else at_peak
+        bound = max(at_peak, us[s.mover[0]]) if s.limit == MEMORY else at_peak
         gflops = s.flops / least * 1e-3
         yield Row(network, s.title, s.limit, how, s.count, least, gflops, bound / least)
 

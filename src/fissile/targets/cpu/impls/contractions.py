@@ -280,7 +280,9 @@ class _Contraction:
 
     def _by_panels(self, left: Side, right: Side) -> Kernel:
         """Tile: o and a block of panels of B, each packed once and used for all rows."""
-        spans = 1 if self.O >= 4 else min(self.panels, 8)
+        threads = self.machine.threads
+        even = SHARES * threads <= self.O or (self.O >= SHARES and self.O % threads == 0)
+        spans = 1 if even else min(self.panels, 8)
         span = -(-self.panels // spans)
         spans = -(-self.panels // span)
         self.w.local("b", self.K * self.nw)
