@@ -136,12 +136,12 @@ _unary("round", "round_even({0})", np.round, "Round")
 _unary("sqrt", "sqrt({0})", np.sqrt, "Sqrt", 8)
 _unary("rsqrt", "rsqrt({0})", sem.rsqrt, None, 12)
 _unary("reciprocal", "reciprocal({0})", sem.reciprocal, "Reciprocal", 5)
-_unary("exp", "exp({0})", np.exp, "Exp", 14)
+_unary("exp", "exp({0})", np.exp, "Exp", 9)
 _unary("log", "log({0})", np.log, "Log", 18)
-_unary("tanh", "tanh({0})", np.tanh, "Tanh", 22)
-_unary("erf", "erf({0})", sem.erf, "Erf", 22)
-_unary("sigmoid", "sigmoid({0})", sem.sigmoid, "Sigmoid", 20)
-_unary("softplus", "softplus({0})", sem.softplus, "Softplus", 36)
+_unary("tanh", "tanh({0})", np.tanh, "Tanh", 19)
+_unary("erf", "erf({0})", sem.erf, "Erf", 16)
+_unary("sigmoid", "sigmoid({0})", sem.sigmoid, "Sigmoid", 12)
+_unary("softplus", "softplus({0})", sem.softplus, "Softplus", 19)
 for _name in (
     "sin",
     "cos",

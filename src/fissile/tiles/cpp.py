@@ -14,7 +14,7 @@ import numpy as np
 
 from fissile.ir.prims import PRIMS
 from fissile.ir.types import BOOL, F32, F64, DType
-from fissile.tiles.expr import FMA, Choose, Expr, Literal, Load, Op, Register
+from fissile.tiles.expr import FORMS, Choose, Expr, Literal, Load, Op, Register
 from fissile.tiles.index import Var, text
 from fissile.tiles.nest import expressions, varying
 from fissile.tiles.tree import (
@@ -31,8 +31,10 @@ from fissile.tiles.tree import (
     Tree,
 )
 
-IDENTITY = {"sum": "0", "prod": "1", "max": "lowest<{}>()", "min": "highest<{}>()"}
-_FOLD = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max({0}, {1})", "min": "min({0}, {1})"}
+IDENTITY = {"sum": "0", "prod": "1", "max": "lowest<{}>()", "min": "highest<{}>()",
+            "greatest": "lowest<{}>()"}  # fmt: skip
+_FOLD = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "max({0}, {1})", "min": "min({0}, {1})",
+         "greatest": "greatest({0}, {1})"}  # fmt: skip
 
 
 # signed overflow is undefined in C++ and wraps in ONNX's integers
@@ -185,7 +187,7 @@ class Printer:
             return self._where(e, lane, names)
         args = [self._arg(a, lane, names) for a in e.args]
         wraps = _WRAPS.get(e.prim) if e.dtype.name in ("i32", "i64") else None
-        form = wraps or (FMA if e.prim == "fma" else str(PRIMS[e.prim].c))
+        form = wraps or (FORMS[e.prim][0] if e.prim in FORMS else str(PRIMS[e.prim].c))
         shown = form.format(*args, **self._attrs(e))
         if e.dtype.name in ("f16", "bf16"):
             return f"rounded<{e.dtype.c}>({shown})"

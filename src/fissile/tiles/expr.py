@@ -9,8 +9,10 @@ lies; where ranges do not tell, `Undecided` asks the caller to split a loop ther
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from fissile.ir.graph import Value
 from fissile.ir.layout import Layout
@@ -77,8 +79,14 @@ class Choose:
     dtype: DType
 
 
-FMA = "fma({0}, {1}, {2})"  # an operation of expressions that is no primitive
-FLOPS = {"fma": 1.0}
+# operations of expressions that are no primitives: how they are printed, and what they cost
+FORMS = {
+    "fma": ("fma({0}, {1}, {2})", 1.0),
+    "at_least": ("at_least({0}, {1})", 1.0),
+    "at_most": ("at_most({0}, {1})", 1.0),
+    "greatest": ("greatest({0}, {1})", 1.0),
+    "tanh_softplus": ("tanh_softplus({0})", 14.0),
+}
 
 Expr = Literal | Load | Register | Op | Choose
 
@@ -180,7 +188,7 @@ class Builder:
         node = value.node
         if kind(node) is Kind.ELEMENTWISE:
             args = tuple(self.at(v, narrow(point, v.shape)) for v in node.inputs)
-            return Op(node.prim, args, tuple(node.attrs.items()), value.type.dtype)
+            return simplified(Op(node.prim, args, tuple(node.attrs.items()), value.type.dtype))
         move = _MOVES.get(node.prim)
         if move is None:
             raise Illegal(f"{node.prim} cannot be computed element by element here")
@@ -325,11 +333,49 @@ def operations(expr: Expr) -> float:
             continue
         seen.add(id(e))
         if isinstance(e, Op):
-            total += FLOPS.get(e.prim) or PRIMS[e.prim].flops
+            total += FORMS[e.prim][1] if e.prim in FORMS else PRIMS[e.prim].flops
             stack.extend(e.args)
         elif isinstance(e, Choose):
             stack += [e.less, e.other]
     return total
+
+
+_ROUNDING = ("exp", "tanh", "erf", "sigmoid", "softplus", "log", "sin", "cos")
+
+
+def simplified(e: Op) -> Expr:
+    """The same value in fewer instructions, for f32:
+
+    max(x, c) -> at_least(x, c), min and clip likewise: no test for NaN on the constant's side
+    tanh(softplus(x)) -> one exponential and one division
+    f(x / c) -> f(x (1 / c)) where f rounds its argument as much as the product does
+    """
+    if e.dtype is not F32:
+        return e
+    if e.prim in ("max", "min"):
+        x, bound = e.args if isinstance(e.args[1], Literal) else e.args[::-1]
+        return _bounded(x, "at_least" if e.prim == "max" else "at_most", bound) or e
+    if e.prim == "clip":
+        least = _bounded(e.args[0], "at_least", e.args[1])
+        return (_bounded(least, "at_most", e.args[2]) if least else None) or e
+    if e.prim == "tanh" and isinstance(x := e.args[0], Op) and x.prim == "softplus":
+        return Op("tanh_softplus", x.args, (), F32)
+    if e.prim in _ROUNDING and isinstance(x := e.args[0], Op) and x.prim == "div":
+        factor = _inverse(x.args[1])
+        return replace(e, args=(Op("mul", (x.args[0], factor), (), F32),)) if factor else e
+    return e
+
+
+def _bounded(x: Expr, prim: str, bound: Expr) -> Op | None:
+    known = isinstance(bound, Literal) and not np.isnan(bound.value)
+    return Op(prim, (x, bound), (), F32) if known else None
+
+
+def _inverse(e: Expr) -> Literal | None:
+    """1 / c where neither is denormal."""
+    if not isinstance(e, Literal) or not 2.0**-126 <= abs(float(e.value)) <= 2.0**126:
+        return None
+    return Literal(np.float32(1) / np.float32(e.value), F32)
 
 
 def forward(region: Region, start: Value, point: Point) -> dict[Value, Point]:

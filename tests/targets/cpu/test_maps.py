@@ -142,3 +142,23 @@ def test_integers_wrap(dtype: DType) -> None:
     ]
     (got,) = run_kernel(candidate, kernel, data)
     np.testing.assert_array_equal(got, expected(candidate, data)[0])
+
+
+def test_expressions_are_simplified() -> None:
+    """Fewer instructions for the same value; NaN propagates through a bound."""
+    x = placeholder(of([5, 67]))
+    assert "tanh_softplus(" in check(x * p.tanh(p.softplus(x)))
+    assert "divide" not in check(p.erf(x / np.sqrt(2.0)) + 1.0)
+    assert "divide" in check(x / np.sqrt(2.0)), "the division itself is exact"
+    for y, want in (
+        (p.maximum(x, 0.5), "at_least"),
+        (p.minimum(0.5, x), "at_most"),
+        (p.clip(x, -0.5, 0.5), "at_least"),
+    ):  # fmt: skip
+        assert want in check(y)
+        given = np.full(x.shape, np.nan, np.float32)
+        given[1:] = np.linspace(-2, 2, 4 * 67).reshape(4, 67)
+        candidate = candidate_of([y])
+        (got,) = run_kernel(candidate, maps.lower(candidate), [given])
+        (exact,) = expected(candidate, [given], reference=False)
+        np.testing.assert_array_equal(got, exact)

@@ -229,3 +229,23 @@ def test_refusals_have_reasons() -> None:
     square = placeholder(of([6, 6]))
     assert "another row" in refusal(square - p.transpose(p.reduce_mean(square, 1), (1, 0)))
     assert "contract" in refusal(p.reduce_sum(p.contract(square, square, "ab,bc->ac"), 1))
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_softmax_of_rows_that_hold_nan_and_infinities(axis: int) -> None:
+    """The maximum of a softmax may lose a NaN, which the sum brings back to the whole row."""
+    rows_ = noise(6, 37)
+    rows_[0, 5] = rows_[5, 36] = rows_[5, 0] = np.nan
+    rows_[1, 3] = np.inf
+    rows_[2, :] = -np.inf
+    rows_[3, 2:9] = -np.inf
+    given = rows_ if axis == -1 else np.ascontiguousarray(rows_.T)
+    x = placeholder(of(given.shape))
+    text = check(softmax(x * 2.0, axis), inputs=[given])
+    assert "greatest(" in text and "divide(1.0f" in text
+    # what another kernel may read keeps its NaN, and a sum of anything else its division
+    top = p.reduce_max(x, axis)
+    e = p.exp(x - top)
+    assert "greatest(" not in check([top, e / p.reduce_sum(e, axis)], inputs=[given])
+    assert "greatest(" not in check([e, p.reduce_sum(e, axis)], inputs=[given])
+    assert "greatest(" not in check(p.exp(x) / p.reduce_sum(p.exp(x), axis), inputs=[given * 1e-3])

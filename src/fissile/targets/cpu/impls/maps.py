@@ -15,13 +15,14 @@ from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.writer import Writer, block_of
 from fissile.targets.cpu.machine import Machine
-from fissile.tiles.expr import Builder, Illegal, Load
+from fissile.tiles.expr import EITHER, Builder, Illegal, Load
 from fissile.tiles.index import Index, Var, const, var
-from fissile.tiles.nest import Decided, Env, Make, divisions, loop, nest
+from fissile.tiles.nest import Decided, Env, Make, divisions, expressions, loop, nest
 from fissile.tiles.place import place_of
 from fissile.tiles.tree import Do, For, Lanes, Store, Tree
 
 TILE_ELEMENTS = 4096
+SQUARE = 16  # a transpose moves whole squares of that side
 Parts = list[tuple[tuple[str | Var, int], ...]]
 
 
@@ -98,8 +99,19 @@ def _trees(
     if whole or first.value.type.numel <= TILE_ELEMENTS or not dims:
         return min(1, first.value.type.numel), nest(loops, statements(point), lanes=not whole)
     inner = divisions(loops, statements(point)).get(loops[0].name, 1)
-    loops, point, tiles = _tiled(first.value, dims, inner)
+    unit = SQUARE if _turns(loops, statements(point)) else 1
+    loops, point, tiles = _tiled(first.value, dims, inner, unit)
     return tiles, nest(loops, statements(point))
+
+
+def _turns(loops: Sequence[Var], make: Make) -> bool:
+    """Is the outermost axis the one that lies innermost in an input, as in a transpose?"""
+    stores = make({v.name: var(v) for v in loops}, EITHER)
+    return any(
+        isinstance(e, Load) and e.address.coefficient(loops[0]) == 1
+        for s in stores
+        for e in expressions(s.value)
+    )
 
 
 def _source(candidate: Candidate, token: Token) -> Value:
@@ -136,12 +148,15 @@ def _loops(value: Value, dims: Sequence[Walked]) -> tuple[list[Var], Parts]:
     return [loop(d.name, d.extent) for d in dims], point
 
 
-def _tiled(value: Value, dims: Sequence[Walked], part: int) -> tuple[list[Var], Parts, int]:
+def _tiled(
+    value: Value, dims: Sequence[Walked], part: int, unit: int
+) -> tuple[list[Var], Parts, int]:
     """The loops of one tile, which is a block of the outermost axis. That axis is a merged one with
-    inner extent `part`: blocks hold whole parts, so that its index needs no division."""
+    inner extent `part`: blocks hold whole parts, so that its index needs no division, and about
+    `unit` steps at least."""
     first, extent = dims[0], dims[0].extent // part
     inner = part * math.prod(d.extent for d in dims[1:])
-    block = block_of(extent, inner, TILE_ELEMENTS)
+    block = block_of(extent, inner, TILE_ELEMENTS, -(-unit // part))
     t, a, b = Var("t", 0, extent // block - 1), loop(first.name, block), loop("p", part)
     loops, point = _loops(value, dims[1:])
     mine = [(t, block * part), (a.name, part), *([("p", 1)] if part > 1 else [])]

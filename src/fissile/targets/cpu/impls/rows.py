@@ -16,13 +16,14 @@ blocks of `SERIES` are.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fissile.ir.graph import Node, Value
 from fissile.ir.layout import Token
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.lines import plus
-from fissile.targets.cpu.impls.stages import OPS, border, places, stages
+from fissile.targets.cpu.impls.stages import OPS, border, places, softmax, stages
 from fissile.targets.cpu.impls.sums import FOLD, in_blocks, neutral
 from fissile.targets.cpu.impls.walk import Piece, Walk, pieces_of, walk_of
 from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
@@ -100,8 +101,10 @@ class _Rows:
         self.full, self.maths = border(self.stages, self.places, candidate.region.outputs)
         if (asked := range_of(candidate)) is not None:
             self._check(asked)
+        self.softmax = softmax(candidate.region)
         self.known: dict[Value, Known] = {}
         self.registers: set[str] = set()
+        self.inverse: dict[str, str] = {}  # a statistic's name -> that of its reciprocal
 
     def _check(self, asked: Range) -> None:
         """Are the rows of a stage whole blocks, one after another in memory?"""
@@ -169,7 +172,7 @@ class _Rows:
         """Lanes along the row; accumulators are registers."""
         (piece,) = pieces_of(self.walk, None)
         trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, sums))
-        return in_blocks(trees, {a: (OPS[n.prim], n.value.type.dtype) for n, a in sums.items()})
+        return in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in sums.items()})
 
     def _across(
         self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]
@@ -197,16 +200,19 @@ class _Rows:
             found += trees
         return found
 
+    def _op(self, n: Node) -> str:
+        return "greatest" if n in self.softmax.maxima else OPS[n.prim]
+
     def _clear(self, sums: dict[Node, str], env: Env) -> list[Statement]:
         at = self._lane(env)
-        return [Store(a, at, Literal(neutral(OPS[n.prim], F32), F32)) for n, a in sums.items()]
+        return [Store(a, at, Literal(neutral(self._op(n), F32), F32)) for n, a in sums.items()]
 
     def _total(self, sums: dict[Node, str], parts: dict[Node, str], env: Env) -> list[Statement]:
         at = self._lane(env)
         return [self._add(n, a, Load(parts[n], at, F32), env) for n, a in sums.items()]
 
     def _add(self, n: Node, register: str, value: Expr, env: Env) -> Statement:
-        op, at = OPS[n.prim], self._lane(env)
+        op, at = self._op(n), self._lane(env)
         if not self.walk.lanes:
             return Accumulate(register, op, value)
         return Store(register, at, Op(FOLD[op], (Load(register, at, F32), value), (), F32))
@@ -229,9 +235,18 @@ class _Rows:
         for address in addresses(statements):
             if any(abs(c) >= FAR // 2 for c in (address.constant, *(c for _, c in address.terms))):
                 raise Illegal("a value needs the statistics of another row")
+        statements = exchange(statements, self._as_product)
         return exchange(statements, lambda e: (
             Register(e.pointer, e.dtype, lanes=False)
             if isinstance(e, Load) and e.pointer in self.registers else None))  # fmt: skip
+
+    def _as_product(self, e: Expr) -> Expr | None:
+        """x / s as x (1 / s) where the reciprocal of s is known."""
+        if not (isinstance(e, Op) and e.prim == "div" and isinstance(s := e.args[1], Load)):
+            return None
+        if s.pointer not in self.inverse:
+            return None
+        return Op("mul", (e.args[0], replace(s, pointer=self.inverse[s.pointer])), (), F32)
 
     # -- values that the code holds
 
@@ -274,6 +289,8 @@ class _Rows:
         """The reduction's result, once its pass is over."""
         dtype, count = n.value.type.dtype, self.walk.length
         self._hold(n.value, register)
+        if n.value in self.softmax.sums:
+            return self._invert(n.value, register)
         if n.prim != "reduce_mean" and dtype.name not in ("f16", "bf16"):
             return []
 
@@ -284,6 +301,18 @@ class _Rows:
             return Op("cast", (total,), (("to", dtype.name),), dtype)
 
         return self._define(register.replace("a", "r"), n.value, value)
+
+    def _invert(self, v: Value, register: str) -> list[Tree]:
+        """The reciprocal of a sum that many values are divided by."""
+        name = register.replace("a", "q")
+
+        def value(b: Builder, env: Env) -> Expr:
+            return Op("div", (Literal(1.0, F32), b.at(v, self._row(env))), (), F32)
+
+        found = self._define(name, v, value)
+        self._hold(v, register)
+        self.inverse[register] = name
+        return found
 
     def _define(self, name: str, v: Value, value: Callable[[Builder, Env], Expr]) -> list[Tree]:
         """A statistic: one constant, or one element of an array for each lane."""

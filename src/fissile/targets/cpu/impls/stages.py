@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from fissile.ir.graph import Node, Value
 from fissile.ir.prims import Kind, kind
+from fissile.ir.types import F32
 from fissile.kernels.blend import kind_in_kernel
 from fissile.kernels.region import Region
 from fissile.tiles.expr import Illegal, Point, forward
@@ -139,3 +140,46 @@ def border(s: Stages, p: Places, outputs: Sequence[Value]) -> tuple[list[Value],
     order = {n.value: k for k, n in enumerate(s.region.nodes)}
     reduced = {n.value for n in s.reduces}
     return list(full), sorted((v for v in stats if v not in reduced), key=order.__getitem__)
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """What a region may do faster where it holds e = exp(x - max(x)) and sum(e).
+
+    sums: such sums are NaN or at least 1, so that a division by them may be a product.
+    maxima: their NaN need not propagate, as every result is divided by a sum that is NaN then.
+    """
+
+    sums: frozenset[Value]
+    maxima: frozenset[Node]
+
+
+def softmax(region: Region) -> Softmax:
+    users: dict[Value, list[Node]] = {}
+    for n in region.nodes:
+        for v in n.inputs:
+            users.setdefault(v, []).append(n)
+    sums: set[Value] = set()
+    maxima: set[Node] = set()
+    for n in region.nodes:
+        if n.prim != "reduce_sum" or (top := _maximum_below(n)) is None:
+            continue
+        sums.add(n.value)
+        e, shifted = n.inputs[0], n.inputs[0].node.inputs[0]
+        divided = [u for u in users[e] if u.prim == "div" and u.inputs == (e, n.value)]
+        hidden = {top.value, shifted, e}.isdisjoint(region.outputs) and top in region.nodes
+        alone = users.get(top.value) == [shifted.node] and users.get(shifted) == [e.node]
+        if hidden and alone and divided and len(users[e]) == len(divided) + 1:
+            maxima.add(top)
+    return Softmax(frozenset(sums), frozenset(maxima))
+
+
+def _maximum_below(total: Node) -> Node | None:
+    """The node of max(x) where `total` is sum(exp(x - max(x))) over the same axes, in f32."""
+    e = total.inputs[0].node
+    shifted = e.inputs[0].node if e.prim == "exp" else e
+    if shifted.prim != "sub" or total.value.type.dtype is not F32:
+        return None
+    x, top = shifted.inputs
+    same = top.node.prim == "reduce_max" and top.node.inputs[0] is x
+    return top.node if same and top.node.attrs["axes"] == total.attrs["axes"] else None

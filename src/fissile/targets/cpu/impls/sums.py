@@ -14,7 +14,8 @@ from fissile.tiles.index import Var, const, substitute, var
 from fissile.tiles.nest import rewrite
 from fissile.tiles.tree import Accumulate, Do, For, If, Lanes, Raw, Scope, Tree
 
-FOLD = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}  # operation -> primitive
+# operation -> primitive; "greatest" is a maximum that may lose a NaN
+FOLD = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "greatest": "greatest"}
 BLOCK = 4096  # elements of a vector loop that are folded at a time
 SCALARS = 512  # steps of a scalar loop that are added up at a time
 
@@ -25,7 +26,7 @@ def neutral(op: str, dtype: DType) -> object:
     """The value that changes nothing."""
     if op in ("sum", "prod"):
         return 0 if op == "sum" else 1
-    lowest = op == "max"
+    lowest = op in ("max", "greatest")
     if dtype is BOOL:
         return not lowest
     if dtype.is_float:
@@ -124,7 +125,7 @@ def _renamed(trees: Sequence[Tree]) -> tuple[Tree, ...]:
 
 def _around(tree: For, body: tuple[Tree, ...], sums: Sums) -> Tree:
     both = {"sum": "{0} = {0} + {0}p;", "prod": "{0} = {0} * {0}p;", "max": "{0} = max({0}, {0}p);",
-            "min": "{0} = min({0}, {0}p);"}  # fmt: skip
+            "min": "{0} = min({0}, {0}p);", "greatest": "{0} = greatest({0}, {0}p);"}  # fmt: skip
     opening = [declared(f"{a}p", *how) for a, how in sums.items()]
     closing = [Raw((both[op].format(a),)) for a, (op, _) in sums.items()]
     return Scope((*opening, replace(tree, body=body), *closing))

@@ -139,9 +139,8 @@ def memory_order(value: Value, layout: Layout) -> list[int]:
     return [a for a in layout.order if value.shape[a] > 1]
 
 
-def block_of(extent: int, inner: int, least: int) -> int:
-    """The smallest divisor b of extent with b * inner >= least, or the extent."""
-    for b in range(1, extent + 1):
-        if extent % b == 0 and b * inner >= least:
-            return b
-    return max(extent, 1)
+def block_of(extent: int, inner: int, least: int, unit: int = 1) -> int:
+    """The smallest divisor b of extent with b * inner >= least, or the extent; whole units where
+    some divisor is, else at least one."""
+    fits = [b for b in range(1, extent + 1) if extent % b == 0 and b >= unit and b * inner >= least]
+    return next((b for b in fits if b % unit == 0), fits[0] if fits else max(extent, 1))

@@ -87,6 +87,7 @@ FISSILE_TURNS(hsum, plus)
 FISSILE_TURNS(hprod, times)
 FISSILE_TURNS(hmax, max)
 FISSILE_TURNS(hmin, min)
+FISSILE_TURNS(hgreatest, greatest)
 
 // ---- element types
 struct bfloat16 {

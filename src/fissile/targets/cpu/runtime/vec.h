@@ -142,6 +142,12 @@ template <class A, class B, class C> FISSILE_INLINE wide3_t<A, B, C> min(A a, B 
   return min(min(a, b), c);
 }
 
+// The maximum, which may lose a NaN: one instruction.
+template <class A, class B> FISSILE_INLINE wide_t<A, B> greatest(A a, B b) {
+  typedef wide_t<A, B> V;
+  return native_max(broadcast<V>(a), broadcast<V>(b));
+}
+
 // The bound must not be NaN; then one instruction suffices and NaN in x propagates.
 template <class A, class B> FISSILE_INLINE wide_t<A, B> at_least(A x, B bound) {
   typedef wide_t<A, B> V;
@@ -207,6 +213,7 @@ FISSILE_FOLD(hsum, a + b)
 FISSILE_FOLD(hprod, a* b)
 FISSILE_FOLD(hmax, a != a ? a : a > b ? a : b)
 FISSILE_FOLD(hmin, a != a ? a : a < b ? a : b)
+FISSILE_FOLD(hgreatest, a > b ? a : b)
 FISSILE_INLINE float hsum(float v) { return v; }
 FISSILE_INLINE float hmax(float v) { return v; }
 FISSILE_INLINE float hmin(float v) { return v; }
