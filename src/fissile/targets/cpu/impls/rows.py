@@ -44,7 +44,7 @@ from fissile.tiles.expr import (
 )
 from fissile.tiles.index import Index, Var, const, substitute, var
 from fissile.tiles.nest import Decided, Env, addresses, exchange, expressions, nest
-from fissile.tiles.tree import Accumulate, Define, Do, For, Statement, Store, Tree
+from fissile.tiles.tree import Accumulate, Define, Do, For, Raw, Statement, Store, Tree
 
 SERIES = 512  # elements across the lanes that are added up at a time
 DEAR = 8.0  # operations and loads from which on a value is kept for later stages
@@ -93,15 +93,19 @@ class _Rows:
         self.writer, self.gives = writer, candidate.gives
         self.stages = stages(candidate.region)
         self.memory = writer.leaves()
-        self.walk = walk_of(self.stages, self.memory, candidate.param.get("width"))
+        asked = range_of(candidate)
+        parts = asked.count if asked is not None else 1
+        self.softmax = softmax(candidate.region)
+        # exponentials hide the latency of reductions themselves
+        turns, width = not self.softmax.sums, candidate.param.get("width")
+        self.walk = walk_of(self.stages, self.memory, width, parts, turns)
         self.places = places(self.stages, self.walk.here)
         for v in candidate.region.outputs:
             if v not in self.places.full and v not in self.places.stats:
                 raise Illegal(f"{v.node.prim} gives {v.type}, neither rows nor statistics of them")
         self.full, self.maths = border(self.stages, self.places, candidate.region.outputs)
-        if (asked := range_of(candidate)) is not None:
+        if asked is not None:
             self._check(asked)
-        self.softmax = softmax(candidate.region)
         self.known: dict[Value, Known] = {}
         self.registers: set[str] = set()
         self.inverse: dict[str, str] = {}  # a statistic's name -> that of its reciprocal
@@ -124,7 +128,7 @@ class _Rows:
         given = [(i, t) for i, t in enumerate(self.gives) if t.value not in self.places.full]
         if given:
             found += self._nest(
-                self.walk.lanes, lambda b, env: [self._give(b, env, i, t) for i, t in given]
+                self.walk.abreast, lambda b, env: [self._give(b, env, i, t) for i, t in given]
             )
         return found
 
@@ -158,7 +162,7 @@ class _Rows:
         for n, register in sums.items():
             found += self._end(n, register)
         for v in self.maths:
-            if level[v] == stage + 1 and not (self.walk.lanes and v.type.dtype is not F32):
+            if level[v] == stage + 1 and not (self.walk.abreast and v.type.dtype is not F32):
                 found += self._define(
                     f"m{self.maths.index(v)}", v, lambda b, env, v=v: b.at(v, self._row(env))
                 )
@@ -169,10 +173,19 @@ class _Rows:
     def _along(
         self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]
     ) -> list[Tree]:
-        """Lanes along the row; accumulators are registers."""
+        """Lanes along the row; accumulators are registers. Where rows take turns, they end in
+        arrays."""
         (piece,) = pieces_of(self.walk, None)
-        trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, sums))
-        return in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in sums.items()})
+        parts = {n: a.replace("a", "s") for n, a in sums.items()} if self.walk.turns else sums
+        trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, parts))
+        trees = in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in parts.items()})
+        if not self.walk.turns:
+            return trees
+        for name in sums.values():
+            self.writer.local(name, self.walk.width)
+        (g,) = self.walk.turns
+        ends = [f"{sums[n]}[{g.name}] = {parts[n]};" for n in sums]
+        return [For(g, (*trees, *([Raw(tuple(ends))] if ends else [])))]
 
     def _across(
         self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]
@@ -315,11 +328,11 @@ class _Rows:
         return found
 
     def _define(self, name: str, v: Value, value: Callable[[Builder, Env], Expr]) -> list[Tree]:
-        """A statistic: one constant, or one element of an array for each lane."""
-        if self.walk.lanes:
+        """A statistic: one constant, or one element of an array for each row of the block."""
+        if self.walk.abreast:
             self.writer.local(name, self.walk.width)
             found: list[Tree] = self._nest(
-                self.walk.lanes, lambda b, env: [Store(name, self._lane(env), value(b, env))]
+                self.walk.abreast, lambda b, env: [Store(name, self._lane(env), value(b, env))]
             )
         else:
             define = Define(name, value(Builder(self._leaves({}), EITHER), {}))
@@ -328,7 +341,7 @@ class _Rows:
         return found
 
     def _hold(self, v: Value, name: str) -> None:
-        if not self.walk.lanes:
+        if not self.walk.abreast:
             self.registers.add(name)
         self.known[v] = lambda env: lambda point: Load(
             name, self._lane(env) + self._distance(point, env), v.type.dtype)  # fmt: skip
@@ -337,7 +350,8 @@ class _Rows:
         return _moved(self.places.row, env)
 
     def _lane(self, env: Env) -> Index:
-        return env["c"] if "c" in env else var(self.walk.lanes[0]) if self.walk.lanes else const(0)
+        """The row's place in its block."""
+        return next((env.get(v.name, var(v)) for v in self.walk.abreast), const(0))
 
     def _distance(self, point: Point, env: Env) -> Index:
         """0 in the row that the code is at, else no address at all."""
@@ -345,11 +359,10 @@ class _Rows:
         return (self.walk.row_at(point) - row) * FAR
 
     def _in_block(self, point: Point, env: Env) -> Index:
-        return (
-            self.walk.place_in_row(point) * self.walk.width
-            + self._lane(env)
-            + self._distance(point, env)
-        )
+        place, row = self.walk.place_in_row(point), self._lane(env)
+        if self.walk.turns:
+            return row * self.walk.length + place + self._distance(point, env)
+        return place * self.walk.width + row + self._distance(point, env)
 
 
 def _moved(point: Point, env: Env) -> Point:

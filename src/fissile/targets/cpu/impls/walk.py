@@ -1,9 +1,10 @@
 """How a kernel walks over the rows of a reduction: which loops, which lanes, which rows belong to
 one tile.
 
-Rows are numbered along the kept axes in memory order. A block is `width` rows that run side by
-side in lanes, or a single one whose elements do; block b holds the rows  width * b + c.  A tile is
-`per_tile` blocks.
+Rows are numbered along the kept axes in memory order. A block is `width` rows: neighbours that run
+side by side in lanes, or, where the elements of a row do, a few short ones whose passes take turns,
+so that the end of one reduction does not wait for another. Block b holds the rows  width * b + c. A
+tile is `per_tile` blocks.
 """
 
 from __future__ import annotations
@@ -22,23 +23,30 @@ from fissile.tiles.nest import Env, expressions, loop
 TILE_ELEMENTS = 4096
 WIDTH = 64  # rows side by side that use whole cache lines
 RESIDENT_BYTES = 1 << 18  # a block that is read more than once should stay in cache
+GROUP_ELEMENTS = 3072  # rows that take turns should stay in the first cache
 
 
 @dataclass(frozen=True)
 class Walk:
     """`kept` and `reduced`: axes of more than one step, outermost first in memory. `here` is the
-    point of D as a function of `blocks`, `lanes` and a loop i<a> for each reduced axis."""
+    point of D as a function of `blocks`, `abreast` and a loop i<a> for each reduced axis."""
 
     shape: tuple[int, ...]
     kept: tuple[int, ...]
     reduced: tuple[int, ...]
     width: int
     lanes: tuple[Var, ...]
+    turns: tuple[Var, ...]
     blocks: Var
     per_tile: int
     here: Point
     row: Index
     is_ordered: bool = True  # the elements of a row are neighbours in memory
+
+    @property
+    def abreast(self) -> tuple[Var, ...]:
+        """The loop over the rows of a block, of which at most one kind exists."""
+        return self.lanes or self.turns
 
     @property
     def tiles(self) -> int:
@@ -59,17 +67,28 @@ class Walk:
         )
 
 
-def walk_of(s: Stages, leaves: Mapping[Value, Leaf], asked: int | None = None) -> Walk:
-    """`asked` replaces the default width. Raises Illegal where it does not divide."""
+def walk_of(
+    s: Stages,
+    leaves: Mapping[Value, Leaf],
+    asked: int | None = None,
+    parts: int = 1,
+    turns: bool = True,
+) -> Walk:
+    """`asked` replaces the default width. Blocks do not cross the borders of `parts` equal parts of
+    the rows; without `turns`, rows do not take any. Raises Illegal where a width does not
+    divide."""
     order = _memory_order(s, leaves)
     kept = tuple(a for a in order if a not in s.axes)
     reduced = tuple(a for a in order if a in s.axes)
     length = math.prod(s.shape[a] for a in reduced)
     width = _width(s, order, length, asked)
     rows = math.prod(s.shape[a] for a in kept)
-    blocks = loop("r" if width == 1 else "b", rows // width)
     lanes = (loop("c", width),) if width > 1 else ()
-    row = var(blocks) * width + (var(lanes[0]) if lanes else 0)
+    if not lanes and turns:
+        width = _group(s, rows // parts, length)
+    group = (loop("g", width),) if width > 1 and not lanes else ()
+    blocks = loop("r" if width == 1 else "b", rows // width)
+    row = sum((var(v) for v in lanes or group), var(blocks) * width)
     here = [const(0)] * len(s.shape)
     for a, i in zip(kept, unflatten(row, tuple(s.shape[a] for a in kept)), strict=True):
         here[a] = i
@@ -77,7 +96,17 @@ def walk_of(s: Stages, leaves: Mapping[Value, Leaf], asked: int | None = None) -
         here[a] = var(loop(f"i{a}", s.shape[a]))
     per_tile = min(max(1, -(-TILE_ELEMENTS // (width * length))), blocks.extent)
     ordered = order == [*kept, *reduced]
-    return Walk(s.shape, kept, reduced, width, lanes, blocks, per_tile, tuple(here), row, ordered)
+    return Walk(
+        s.shape, kept, reduced, width, lanes, group, blocks, per_tile, tuple(here), row, ordered
+    )
+
+
+def _group(s: Stages, rows: int, length: int) -> int:
+    """Rows that take turns: a divisor of `rows`, or 1."""
+    if any(n.value.type.dtype is not F32 for n in s.reduces):
+        return 1
+    most = min(16, GROUP_ELEMENTS // length)
+    return max((d for d in range(4, most + 1) if rows % d == 0), default=1)
 
 
 def _memory_order(s: Stages, leaves: Mapping[Value, Leaf]) -> list[int]:
