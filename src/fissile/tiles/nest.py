@@ -19,7 +19,7 @@ from dataclasses import replace
 from fissile.ir.types import BOOL, F32
 from fissile.tiles.expr import OPEN, Choose, Expr, Illegal, Load, Op, Register, Undecided
 from fissile.tiles.index import Fn, Index, Var, const, replaced, substitute, text, var
-from fissile.tiles.tree import Do, For, If, Lanes, Raw, Statement, Store, Tree
+from fissile.tiles.tree import Do, For, If, Lanes, Raw, Scope, Statement, Store, Tree
 
 Env = Mapping[str, Index]  # the index of each original loop, by name
 Decided = Mapping[tuple[Index, int], bool | None]
@@ -171,6 +171,8 @@ class _Nest:
         loops, statements = _merge(loops, statements)
         loops = [v for v in loops if v.extent > 1]
         turned = _transposed(loops, statements)
+        if turned is None and self.lanes and self.outer is None:
+            turned = _in_squares(loops, statements)
         if turned is not None:
             return turned
         tree: tuple[Tree, ...] = (Do(tuple(statements)),)
@@ -322,6 +324,67 @@ def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ..
     tree: tuple[Tree, ...] = (Raw((call,)),)
     for v in reversed([v for v in loops if v not in (r, c)]):
         tree = (For(v, tree),)
+    return tree
+
+
+ROWS, COLUMNS = 32, 64  # of a square: it stays in the first cache
+
+
+def _in_squares(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...] | None:
+    """Arithmetic on inputs that lie across the output: computed along the inputs, with lanes, into
+    a square that a blocked transpose then stores."""
+    if len(statements) != 1 or not isinstance(s := statements[0], Store):
+        return None
+    loads = [e.address for e in expressions(s.value) if isinstance(e, Load)]
+    if not all(e.is_affine for e in (s.address, *loads)):
+        return None
+    long = [v for v in loops if v.extent >= 16]
+    rows = [v for v in long if s.address.coefficient(v) == 1]
+    columns = [
+        v
+        for v in long
+        if s.address.coefficient(v) > 1 and all(e.coefficient(v) in (0, 1) for e in loads)
+        if any(e.coefficient(v) == 1 for e in loads)
+    ]
+    if len(rows) != 1 or len(columns) != 1:
+        return None
+    r, c = rows[0], columns[0]
+    crosses = any(e.coefficient(c) == 1 and e.coefficient(r) > 1 for e in loads)
+    if not crosses or not vectorises([replace(s, address=var(c))], c):
+        return None
+    squares = [t for a in _cut(r, ROWS) for b in _cut(c, COLUMNS) for t in _square(s, r, c, a, b)]
+    declared = Raw((f"alignas(64) float square[{ROWS * COLUMNS}];",))
+    tree: tuple[Tree, ...] = (Scope((declared, *squares)),)
+    for v in reversed([v for v in loops if v not in (r, c)]):
+        tree = (For(v, tree),)
+    return tree
+
+
+Cut = tuple[Var | None, Index, Var]  # a loop over blocks, where a block begins, a loop inside it
+
+
+def _cut(v: Var, size: int) -> list[Cut]:
+    """Whole blocks, and what is left."""
+    count, rest = divmod(v.extent, size)
+    blocks = Var(f"{v.name}b", 0, count - 1)
+    whole: list[Cut] = [(blocks, var(blocks) * size, Var(v.name, 0, size - 1))] if count else []
+    return whole + ([(None, const(count * size), Var(v.name, 0, rest - 1))] if rest else [])
+
+
+def _square(s: Store, r: Var, c: Var, rows: Cut, columns: Cut) -> tuple[Tree, ...]:
+    """The squares of one size: `s` with r and c in these blocks."""
+    (over_rows, top, i), (over_columns, left, j) = rows, columns
+    (moved,) = rewrite([s], _substitution({r: top + var(i), c: left + var(j)}))
+    into = Store("square", var(i) * COLUMNS + var(j), moved.value)
+    along = (Lanes if vectorises([into], j) else For)(j, (Do((into,)),))
+    corner = substitute(s.address, {r: top, c: left}.get)
+    call = (
+        f"transpose({s.pointer} + {text(corner)}, {s.address.coefficient(c)}, "
+        f"square, {COLUMNS}, {i.extent}, {j.extent});"
+    )
+    tree: tuple[Tree, ...] = (For(i, (along,)), Raw((call,)))
+    for v in (over_columns, over_rows):
+        tree = tree if v is None else (For(v, tree),)
     return tree
 
 

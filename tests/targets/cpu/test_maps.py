@@ -162,3 +162,14 @@ def test_expressions_are_simplified() -> None:
         (got,) = run_kernel(candidate, maps.lower(candidate), [given])
         (exact,) = expected(candidate, [given], reference=False)
         np.testing.assert_array_equal(got, exact)
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 32, 4), (2, 67, 9, 41), (1, 16, 3, 16), (1, 33, 64, 1)])
+def test_arithmetic_across_the_output_goes_through_squares(shape: tuple[int, ...]) -> None:
+    x, z = placeholder(of(shape)), placeholder(of(shape))
+    bias = p.constant(np.random.default_rng(5).standard_normal(shape[1]).astype(np.float32))
+    y = p.sigmoid(x + p.reshape(bias, (shape[1], 1, 1))) * 2.0
+    assert "square" in check(y, layouts={y: LAST})
+    assert "square" in check(y, layouts={x: LAST})
+    mixed = check(x + z, layouts={z: LAST})  # neither order suits both
+    assert "square" not in mixed
