@@ -99,6 +99,8 @@ def measure(part: str, case: Case, work: Path, out: Path) -> None:
     except Exception as error:
         traceback.print_exc()
         row["fault"] = f"{type(error).__name__}: {str(error)[:300]}"
+    if source_digest(PACKAGE) != at["source"]:
+        row["fault"] = "the sources changed while it ran"
     row["took_s"] = round(time.monotonic() - begin, 1)
     path = path_of(out, part, case)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,11 @@
-// The body of threads.h: compiled once per artifact. POSIX threads, and the standard atomics only.
+// The body of threads.h: compiled once per artifact. POSIX threads, the standard atomics, and on
+// Linux the processors that threads may run on.
 #include "threads.h"
 
 #include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include <atomic>
 #include <new>
@@ -51,6 +55,11 @@ struct pool {
   std::atomic<int> sleepers{0};
   std::atomic<bool> waited{false};
 
+#if defined(__linux__)
+  cpu_set_t usable;
+  int caller_cpu = -1;
+#endif
+
   bool is_open(uint64_t seen) const {
     uint64_t r = round.load();
     return (r & 1) && r != seen;
@@ -95,6 +104,21 @@ struct pool {
         pthread_mutex_unlock(&mutex);
       }
     }
+  }
+
+  // Threads stay off the processor that the caller runs on: woken beside it, where others are busy
+  // too, they would wait until the caller is done. One system call, when the caller has moved.
+  void make_way() {
+#if defined(__linux__)
+    int cpu = sched_getcpu();
+    if (cpu == caller_cpu || cpu < 0 || cpu >= CPU_SETSIZE) return;
+    caller_cpu = cpu;
+    int count = CPU_COUNT(&usable);
+    if (count < threads || count > 2 * threads) return;  // else there is room for all anyway
+    cpu_set_t others = usable;
+    CPU_CLR(cpu, &others);
+    for (int i = 1; i < threads; i++) pthread_setaffinity_np(handles[i], sizeof others, &others);
+#endif
   }
 
   void rouse() {
@@ -153,6 +177,9 @@ pool* pool_create(int threads) {
     }
     started = i + 1;
   }
+#if defined(__linux__)
+  if (sched_getaffinity(0, sizeof p->usable, &p->usable) != 0) CPU_ZERO(&p->usable);
+#endif
   p->threads = started;  // they see it with the first open round
   return p;
 }
@@ -173,6 +200,7 @@ int pool_threads(const pool* p) { return p ? p->threads : 1; }
 
 void pool_wake(pool* p) {
   if (!p || p->threads == 1) return;
+  p->make_way();
   p->wakes.fetch_add(1);
   p->rouse();
 }
