@@ -83,7 +83,7 @@ def interleaved(
             if progress and time.perf_counter() - shown > SHOWN_S:
                 shown = time.perf_counter()
                 spent = shown - start
-                left = max(seconds - spent, spent / rounds * (least - rounds))
+                left = max(seconds - spent, spent / rounds * (least - rounds), 0.0)
                 progress(f"timing {', '.join(names)}", spent / (spent + left), left)
     first = times[names[0]]
     return {name: _latency(us, first) for name, us in times.items()}
