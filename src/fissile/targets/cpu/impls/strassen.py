@@ -35,8 +35,9 @@ PARTS = 7
 
 
 def takes(region: Region) -> bool:
-    """A contraction of some size; `lower` looks at the rest."""
-    return any(n.prim in ("contract", "conv") for n in region.nodes)
+    """One contraction of some size; `lower` looks at the rest."""
+    large = [n for n in region.nodes if n.prim in ("contract", "conv") and flops(n) >= 2 * LEAST]
+    return len(large) == 1
 
 
 def variants(candidate: Candidate, machine: Machine) -> Iterable[Params]:
