@@ -15,6 +15,7 @@ from fissile.ir import prims as p
 from fissile.ir.graph import Graph, placeholder
 from fissile.ir.types import of
 from fissile.onnx.save import save
+from fissile.select import limits
 from fissile.verify import WrongAnswer
 
 
@@ -89,6 +90,12 @@ def test_a_plan_without_errors_of_its_own_stays_wrong():
 
 
 # ---------------------------------------------------------------- whole compilations
+
+
+@pytest.fixture(autouse=True)
+def only_errors_are_limited(monkeypatch):
+    """The weights of F(4, 3) take four times those of the model, which is nothing but weights."""
+    monkeypatch.setattr(limits, "WEIGHTS", 10.0)
 
 
 def deep() -> Graph:
