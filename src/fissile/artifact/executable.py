@@ -138,7 +138,8 @@ class Executable:
         return kept
 
 
-_address, _from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
+_address = ctypes.addressof
+_from_buffer: Any = ctypes.c_char.from_buffer  # arrays are buffers, which their types do not say
 
 
 def _checked(array: Any, tensor: Tensor) -> np.ndarray:
