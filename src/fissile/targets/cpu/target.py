@@ -161,10 +161,12 @@ class Cpu:
     def _computing(
         self, region: Region, needs: tuple[Token, ...], gives: tuple[Token, ...]
     ) -> Iterator[Candidate]:
-        """All rivals, and the first of the others."""
+        """All rivals, and the first of the others; nobody vies for what has no elements."""
+        empty = any(not v.type.numel for n in region.nodes for v in (*n.inputs, *n.outputs))
         settled = False
         for impl in self.offered:
-            if (settled and not impl.rival) or not impl.takes(region):
+            refused = empty if impl.rival else settled
+            if refused or not impl.takes(region):
                 continue
             bare = Candidate(region, impl.name, (), needs, gives)
             for params in impl.variants(bare, self.machine):
