@@ -30,6 +30,7 @@ ALIAS_US = 1e-3  # free, but never chosen for nothing
 
 UNKNOWN = 0.5  # efficiency of an implementation that nobody told of
 ELEMENTWISE, BETWEEN = 0.4, 1.0  # the latter where contractions stand on both sides
+GROUPED = {"conv": 0.2, "chain": 0.6}  # a chain's rows lie in cache
 STAGES = {Kind.REDUCE: "rows", Kind.WINDOW: "window"}
 SCALAR = 0.05  # an implementation below this is scalar code throughout
 
@@ -159,9 +160,9 @@ class Model:
         efficiency = self.efficiency.get(impl, UNKNOWN)
         if kind(node) is Kind.ELEMENTWISE and efficiency > SCALAR:
             linear = sum(kind(n) is Kind.LINEAR for n in candidate.region.nodes)
-            efficiency = BETWEEN if linear > 1 and impl != "chain" else ELEMENTWISE
-        if node.prim == "conv" and node.attrs["groups"] > 1 and impl in ("conv", "chain"):
-            efficiency = 0.2
+            efficiency = BETWEEN if linear > 1 else ELEMENTWISE
+        if node.prim == "conv" and node.attrs["groups"] > 1 and impl in GROUPED:
+            efficiency = GROUPED[impl]
         if impl == "chain" and kind(node) in STAGES:  # each anchor as in a kernel of its own
             efficiency = self.efficiency.get(STAGES[kind(node)], UNKNOWN)
         return flops(node) / saving / (self.machine.peak_gflops * efficiency) * 1e-3

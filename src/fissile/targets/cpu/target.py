@@ -81,7 +81,7 @@ class Cpu:
         return Limits(
             primitives=max(i.primitives for i in self.offered),
             contractions=max(i.contractions for i in self.offered),
-            stages=3,
+            stages=4,
         )
 
     def admissible(self, nodes: Sequence[Node]) -> bool:
