@@ -92,6 +92,7 @@ def compile(
     progress: Progress | None = None,
     folder: str | Path | None = None,
     without: Collection[str] = (),
+    blocks: bool = False,
 ) -> Executable:
     """A compiled model.
 
@@ -100,8 +101,8 @@ def compile(
     exact, default or fast. store: file of measured times. folder: where the artifact goes; None: a
     temporary one. without: what to leave out, to measure its worth: names of implementations, or of
     parts of the method (`select/ablate.py`): fusion, program, recomputation, channels-first,
-    channels-last. Raises ModelError, TargetError, ToolchainError, or WrongAnswer where verification
-    fails.
+    channels-last, columns. blocks: may channels lie in blocks too, a longer search? Raises
+    ModelError, TargetError, ToolchainError, or WrongAnswer where verification fails.
     """
     if accuracy not in POLICY:
         raise ValueError(f"accuracy is one of {', '.join(POLICY)}, not {accuracy!r}")
@@ -113,7 +114,7 @@ def compile(
     seconds = budget_s(tune)
     cpu, choose = choices_of(
         graph, target, threads, seconds, store, toolchain, stages,
-        without=without, exact=accuracy == "exact",
+        without=without, exact=accuracy == "exact", blocks=blocks,
     )  # fmt: skip
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-"))
 
@@ -173,12 +174,13 @@ def budget_s(tune: str | float) -> float:
 def choices_of(
     graph: Graph, target: str, threads: int, seconds: float, store: str | Path | None,
     toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (), exact: bool = False,
+    blocks: bool = False,
 ) -> tuple[Cpu, Callable[[float, Noise | None], Selection]]:  # fmt: skip
     """From a graph to the function that chooses among its candidates, within seconds and a limit on
     noise. `exact`: only those that add no error."""
     if target != "cpu":
         raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
-    cpu = Cpu(graph, threads=threads, without=without, exact=exact)
+    cpu = Cpu(graph, threads=threads, without=without, exact=exact, blocks=blocks)
     regions = stages.observe("identify", identify(graph, cpu.limits, cpu.admissible))
     candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))
     offered = ablated(graph, candidates, without, cpu.last_resorts)

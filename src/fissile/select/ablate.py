@@ -19,7 +19,15 @@ from fissile.ir.graph import Graph, Node
 from fissile.ir.prims import Kind, kind
 from fissile.kernels.candidate import Candidate
 
-PARTS = ("fusion", "program", "recomputation", "channels-first", "channels-last", "columns")
+PARTS = (
+    "fusion",
+    "program",
+    "recomputation",
+    "channels-first",
+    "channels-last",
+    "columns",
+    "channel-blocks",
+)
 _ANCHORS = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fissile.ir import prims as p
 from fissile.ir.graph import Value, placeholder
-from fissile.ir.layout import Layout, channels_last, row_major
+from fissile.ir.layout import Layout, channels_blocked, channels_last, row_major
 from fissile.ir.types import of
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.machine import Machine
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from running import candidate_of, expected, run_kernel
 
 Lower = Callable[[Candidate, Machine], Kernel | No]
-LAST, FIRST = "last", "first"
+LAST, FIRST, BLOCKS = "last", "first", "blocks"
 BOTH = (LAST, FIRST)
 WIDE = Machine(vl=16, registers=32, l2_bytes=1 << 20, threads=2)
 NARROW = Machine(vl=8, registers=16, threads=2)
@@ -50,16 +50,24 @@ def padded(
     return p.pad(x, [0, 0, *(a for a, _ in pads)], [0, 0, *(b for _, b in pads)], mode, value)
 
 
-def layout(name: str, rank: int) -> Layout:
+def layout(name: str, rank: int, size: int = 16) -> Layout:
+    if name == BLOCKS and rank == 4:
+        return channels_blocked(rank, size)
     return channels_last(rank) if name == LAST and rank > 2 else row_major(rank)
 
 
-def candidate(outputs: Sequence[Value], needs: str, gives: str, **params: Any) -> Candidate:
-    """Tokens of the images' rank in these layouts, others row-major."""
+def candidate(
+    outputs: Sequence[Value], needs: str, gives: str, size: int = 16, **params: Any
+) -> Candidate:
+    """Tokens of the images' rank in these layouts, blocks of `size`; others row-major."""
     bare = candidate_of(tuple(outputs))
     rank = max(v.rank for v in bare.region.tensors)
-    layouts = {v: layout(needs if v.rank == rank else FIRST, v.rank) for v in bare.region.tensors}
-    layouts |= {v: layout(gives if v.rank == rank else FIRST, v.rank) for v in outputs}
+
+    def of_value(name: str, v: Value) -> Layout:
+        return layout(name if v.rank == rank else FIRST, v.rank, size)
+
+    layouts = {v: of_value(needs, v) for v in bare.region.tensors}
+    layouts |= {v: of_value(gives, v) for v in outputs}
     return candidate_of(tuple(outputs), layouts, **params)
 
 
@@ -75,7 +83,7 @@ def check(
     """Equal to float64 within the tolerance, relative to the largest output; equal bits however the
     tiles are divided; nothing written out of bounds."""
     outputs = (outputs,) if isinstance(outputs, Value) else tuple(outputs)
-    c = candidate(outputs, needs, gives or needs, **params)
+    c = candidate(outputs, needs, gives or needs, machine.vl, **params)
     kernel = lower(c, machine)
     assert isinstance(kernel, Kernel), kernel
     inputs = [noise(*t.value.shape, seed=i) for i, t in enumerate(c.needs)]

@@ -83,13 +83,13 @@ def _of_library(name: str) -> Implementation:
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("dense", contractions.lower, _blends, 0.1, rival=True),
     Implementation("chain", chain.lower, split.takes, 0.9, admits=lambda nodes: False, rival=True),
-    Implementation("map", maps.lower, _moves_elements, 0.5),
+    Implementation("map", maps.lower, _moves_elements, 0.5, blocks=True),
     Implementation("contraction", contractions.lower, _linear, 0.95),
     Implementation(
         "strassen", strassen.lower, strassen.takes, 0.93, variants=strassen.variants, rival=True,
         saving=strassen.saving, error=strassen.error, extra_bytes=strassen.extra_bytes,
     ),
-    Implementation("conv", conv.lower, _linear, 0.95, variants=conv.variants),
+    Implementation("conv", conv.lower, _linear, 0.95, variants=conv.variants, blocks=True),
     Implementation(
         "winograd", winograd.lower, winograd.takes, 0.75, variants=winograd.variants, rival=True,
         saving=winograd.saving, error=winograd.error, extra_bytes=winograd.extra_bytes,
@@ -98,8 +98,8 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         "attention", attention.lower, _attends, 0.95, heads.admits, rival=True,
         primitives=10, contractions=2,
     ),
-    Implementation("window", windows.lower, _pools, 0.2),
-    Implementation("rows", rows.lower, _reduces, 0.3),
+    Implementation("window", windows.lower, _pools, 0.2, blocks=True),
+    Implementation("rows", rows.lower, _reduces, 0.3, blocks=True),
     _of_library("openblas"),
     _of_library("onednn"),
     Implementation("loops", loops.lower, _computes, 0.01),

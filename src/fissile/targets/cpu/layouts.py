@@ -1,9 +1,10 @@
 """Which layouts each value may have on a CPU.
 
 A feature map (a value that convolutions, pools and what stands between them read or give) may lie
-channels-first or channels-last; matrices around contractions may lie by columns where `matrices`
-says so; every other value is row-major. Where two orders are the same memory, such as one channel
-or one pixel, there is one layout only, so that no adapter is ever paid for nothing.
+channels-first, channels-last or in blocks of channels where `blocks` says so; matrices around
+contractions may lie by columns where `matrices` says so; every other value is row-major. Where two
+orders are the same memory, such as one channel or one pixel, there is one layout only, so that no
+adapter is ever paid for nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fissile.ir.graph import Graph, Node, Value
-from fissile.ir.layout import Layout, channels_last, row_major, turned
+from fissile.ir.layout import Layout, channels_blocked, channels_last, row_major, turned
 from fissile.ir.prims import Kind, kind
+from fissile.targets.cpu.blocks import blockable
 from fissile.targets.cpu.matrices import turnable
 
 _CARRIES = ("pad", "slice", "concat", "broadcast", "gather")
@@ -21,19 +23,24 @@ _CARRIES = ("pad", "slice", "concat", "broadcast", "gather")
 FIRST, LAST, COLUMNS = "channels-first", "channels-last", "columns"
 
 
-def layouts(graph: Graph, without: Collection[str] = ()) -> Mapping[Value, tuple[Layout, ...]]:
-    """Row-major first, then channels-last where the value is a feature map, or by columns where it
-    may be. `without` may name one of them; inputs and outputs of the graph are row-major always."""
+def layouts(
+    graph: Graph, without: Collection[str] = (), size: int = 0
+) -> Mapping[Value, tuple[Layout, ...]]:
+    """Row-major first, then channels-last, and blocks of `size` channels if asked, where the value
+    is such a feature map, or by columns where it may be. `without` may name some of them; inputs
+    and outputs of the graph are row-major always."""
     maps = feature_maps(graph)
+    blocked = blockable(graph, maps, size) if size else frozenset()
     matrices = frozenset() if COLUMNS in without else turnable(graph)
     borders = {*graph.inputs, *graph.outputs}
 
     def of(v: Value) -> tuple[Layout, ...]:
         if v in maps:
             both = _apart(v, channels_last(v.rank))
+            blocks = (channels_blocked(v.rank, size),) if v in blocked else ()
             if FIRST in without and v not in borders:
-                return both[-1:]
-            return both[:1] if LAST in without else both
+                return both[-1:] + blocks
+            return (both[:1] if LAST in without else both) + blocks
         return _apart(v, turned(v.rank)) if v in matrices else (row_major(v.rank),)
 
     return {v: of(v) for n in graph.nodes for v in n.outputs}

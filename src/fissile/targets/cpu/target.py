@@ -20,6 +20,7 @@ from fissile.ir.layout import Layout, Token, row_major
 from fissile.kernels.candidate import EMPTY, Candidate, Kernel, No
 from fissile.kernels.identify import Limits, weighty
 from fissile.kernels.region import Region
+from fissile.targets.cpu.blocks import is_depthwise
 from fissile.targets.cpu.implementations import BY_NAME, IMPLEMENTATIONS
 from fissile.targets.cpu.impls import maps
 from fissile.targets.cpu.impls.writer import Writer
@@ -53,10 +54,11 @@ class Cpu:
         threads: int | None = None,
         without: Collection[str] = (),
         exact: bool = False,
+        blocks: bool = False,
     ):
         """`threads`: as many as the model will run with; None: one per processor. `without`: names
         of implementations that are not offered, and of layouts. `exact`: nothing that adds to the
-        error of the definition is offered."""
+        error of the definition is offered. `blocks`: may channels lie in blocks?"""
         self.graph = graph
         machine = machine or this_machine()
         self.machine = replace(machine, threads=threads) if threads else machine
@@ -65,7 +67,9 @@ class Cpu:
             if i.name not in without and (not i.library or found(i.library))
         )  # fmt: skip
         self.exact = exact
-        self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(graph, without)
+        self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(
+            graph, without, self.machine.vl if blocks else 0
+        )
         self.kernels: dict[str, Kernel | No] = {}
         self.legal: dict[str, bool] = {}
         self.offsets: dict[str, int | No] = {}
@@ -101,12 +105,13 @@ class Cpu:
     # -- candidates
 
     def adapters(self) -> Iterator[Candidate]:
-        """Every change of layout of every value that has more than one."""
+        """Every change of layout of every value that has more than one. Blocks of channels come
+        from channels-last and go back there: nothing else meets them."""
         for value, options in self.layouts.items():
             if value.is_constant:
                 continue
             for a, b in product(options, options):
-                if a != b:
+                if a != b and not ((a.tile and b.is_row_major) or (b.tile and a.is_row_major)):
                     yield Candidate(EMPTY, "adapter", (), (Token(value, a),), (Token(value, b),))
 
     def implementations(self, region: Region) -> Iterator[Candidate]:
@@ -120,30 +125,42 @@ class Cpu:
     def _assignments(self, region: Region) -> Iterator[tuple[tuple[Token, ...], tuple[Token, ...]]]:
         values = (*region.tensors, *region.outputs)
         if all(len(self.layouts[v]) == 1 for v in values):
-            yield self._tokens(region.tensors, 0), self._tokens(region.outputs, 0)
+            alone = (
+                tuple(self._token(v, 0) for v in vs) for vs in (region.tensors, region.outputs)
+            )
+            yield next(alone), next(alone)
             return
-        mixed = (
-            any(v in self._borders for v in values)
-            or _only_moves(region)
-            or (any(v in self._matrices for v in values) and _multiplies(region))
-        )
         seen: set[tuple[tuple[Token, ...], tuple[Token, ...]]] = set()
-        for a, b in product((0, -1), (0, -1)):
-            if a != b and not mixed:
-                continue
+        for a, b in self._orders(region, values):
             needs = tuple(
-                Token(v, row_major(v.rank))
-                if v in self.graph.inputs
-                else Token(v, self.layouts[v][a])
+                Token(v, row_major(v.rank)) if v in self.graph.inputs else self._token(v, a)
                 for v in region.tensors
             )
-            tokens = needs, self._tokens(region.outputs, b)
+            tokens = needs, tuple(self._token(v, b) for v in region.outputs)
             if tokens not in seen:
                 seen.add(tokens)
                 yield tokens
 
-    def _tokens(self, values: tuple[Value, ...], which: int) -> tuple[Token, ...]:
-        return tuple(Token(v, self.layouts[v][which]) for v in values)
+    def _orders(self, region: Region, values: Sequence[Value]) -> Iterator[tuple[int, int]]:
+        """What the needed and the given tokens lie like: 0 first, 1 last (or by columns), 2 in
+        blocks."""
+        yield from ((0, 0), (1, 1))
+        multiplies = any(n.prim == "contract" for n in region.nodes)
+        if (
+            any(v in self._borders for v in values)
+            or _only_moves(region)
+            or (multiplies and any(v in self._matrices for v in values))
+        ):
+            yield from ((0, 1), (1, 0))
+        if any(self.layouts[v][-1].tile for v in values):
+            yield 2, 2
+            if multiplies or any(n.prim == "conv" and not is_depthwise(n) for n in region.nodes):
+                yield from ((1, 2), (2, 1))
+
+    def _token(self, v: Value, order: int) -> Token:
+        options = self.layouts[v]
+        plain = options[:-1] if options[-1].tile else options
+        return Token(v, options[-1] if order == 2 else plain[-order])
 
     def _alias(
         self, region: Region, needs: tuple[Token, ...], gives: tuple[Token, ...]
@@ -163,9 +180,9 @@ class Cpu:
     ) -> Iterator[Candidate]:
         """All rivals, and the first of the others; nobody vies for what has no elements."""
         empty = any(not v.type.numel for n in region.nodes for v in (*n.inputs, *n.outputs))
-        settled = False
+        settled, tiled = False, any(t.layout.tile for t in (*needs, *gives))
         for impl in self.offered:
-            refused = empty if impl.rival else settled
+            refused = (empty if impl.rival else settled) or (tiled and not impl.blocks)
             if refused or not impl.takes(region):
                 continue
             bare = Candidate(region, impl.name, (), needs, gives)
@@ -202,10 +219,6 @@ class Cpu:
             return Writer(candidate).kernel([], tiles=0)
         impl = BY_NAME["map" if candidate.is_adapter else candidate.impl]
         return impl.lower(candidate, self.machine)
-
-
-def _multiplies(region: Region) -> bool:
-    return any(n.prim == "contract" for n in region.nodes)
 
 
 def _only_moves(region: Region) -> bool:

@@ -18,8 +18,9 @@ from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate
 from fissile.targets.cpu.impls.writer import Writer, range_of, strides_of
 from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward, operations
-from fissile.tiles.index import Index, Var, dot, var
+from fissile.tiles.index import Index, Var, dot, floordiv, mod, var
 from fissile.tiles.nest import Decided, Env, fits_lanes, nest
+from fissile.tiles.place import place_of
 from fissile.tiles.tree import Do, If, Store, Tree
 
 CHANNELS, COLUMNS = "channels", "columns"  # what the lanes of a vector run over
@@ -30,7 +31,8 @@ class Slide:
     """Extents of the window primitive `node`.
 
     Input n, c, h, w; output m, oh, ow; kernel, strides and dilations along h and w. The input's
-    place (h, w) is (h step_h, w step_w) of the node's operand."""
+    place (h, w) is (h step_h, w step_w) of the node's operand. Where channels lie in blocks, each
+    of the `blocks` of an image may count as an image of its own, n and c accordingly."""
 
     node: Node
     lanes: str
@@ -50,6 +52,7 @@ class Slide:
     groups: int
     step_h: int = 1
     step_w: int = 1
+    blocks: int = 1
 
     @property
     def x(self) -> Value:
@@ -76,8 +79,18 @@ class Slide:
         """The index into the operand."""
         return self.point(n, c, h * self.step_h, w * self.step_w)
 
+    def in_blocks(self, size: int) -> Slide:
+        """The same for windows that stay in their channel, one block of `size` channels an image.
+        Raises Illegal."""
+        if self.c % size or self.c != self.m:
+            raise Illegal(f"{self.c} channels are no blocks of {size}")
+        count = self.c // size
+        return replace(self, n=self.n * count, c=size, m=size, groups=size, blocks=count)
+
     def point(self, n: Index, m: Index, h: Index, w: Index) -> Point:
         """The index into the result."""
+        if self.blocks > 1:
+            n, m = floordiv(n, self.blocks), mod(n, self.blocks) * self.m + m
         if self.x.rank == 4:
             return (n, m, h, w)
         return (n, m, h if self.lanes == CHANNELS else w)
@@ -114,12 +127,26 @@ def lanes_of(candidate: Candidate, node: Node) -> str:
     token = candidate.gives[0]
     if token.value not in points:
         raise _not_one_to_one(node)
+    if token.layout.tile:
+        if points[token.value][:2] != (var(names[0]), var(names[1])):
+            raise Illegal("the channels of the result lie in no blocks")
+        return CHANNELS
     place = address(points[token.value], strides_of(token))
     if names[1].extent > 1 and place.coefficient(names[1]) == 1:
         return CHANNELS
     if names[-1].extent == 1 or place.coefficient(names[-1]) == 1:
         return COLUMNS
     raise Illegal("neither the channels nor the columns of the output are innermost")
+
+
+def block_size(candidate: Candidate) -> int:
+    """The channels of a block of tokens, else 0. Raises Illegal where sizes differ."""
+    sizes = {t.layout.tile for t in (*candidate.needs, *candidate.gives)} - {()}
+    if not sizes:
+        return 0
+    if len(sizes) > 1 or len(tile := sizes.pop()) != 1 or tile[0][0] != 1:
+        raise Illegal("tensors in different blocks")
+    return tile[0][1]
 
 
 def _not_one_to_one(node: Node) -> Illegal:
@@ -158,10 +185,35 @@ class Epilogue:
 def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
     """Raises Illegal where an output is not computed from the accumulator at its own point, or
     cannot be by lanes."""
-    n, m = Var("n", 0, s.n - 1), Var("m", 0, s.m - 1)
-    h, w = Var("h", 0, s.oh - 1), Var("w", 0, s.ow - 1)
-    lane = m if s.lanes == CHANNELS else w
-    here = s.point(var(n), var(m), var(h), var(w))
+    m, w = Var("m", 0, s.m - 1), Var("w", 0, s.ow - 1)
+    if s.lanes != CHANNELS:
+        return _epilogue(candidate, writer, s, Lanes(w, var(m), w, []))
+    size = block_size(candidate)
+    try:
+        return _epilogue(candidate, writer, s, Lanes(m, var(m), w, []))
+    except Illegal:
+        if not size or s.m <= size or s.m % size:
+            raise
+    # a vector is one block of channels: its number, and the lane within
+    lane, block = Var("lane", 0, size - 1), Var("mb", 0, s.m // size - 1)
+    head = [f"const int64_t mb = m / {size}, lane = 0;"]
+    return _epilogue(candidate, writer, s, Lanes(lane, var(block) * size + var(lane), w, head))
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """What the lanes run over, the channel and column as functions of it, and lines that declare
+    its parts."""
+
+    lane: Var
+    channel: Index
+    w: Var
+    head: list[str]
+
+
+def _epilogue(candidate: Candidate, writer: Writer, s: Slide, along: Lanes) -> Epilogue:
+    n, h = Var("n", 0, s.n - 1), Var("h", 0, s.oh - 1)
+    here = s.point(var(n), along.channel, var(h), var(along.w))
     points = forward(candidate.region, s.node.value, here)
     leaves = {**writer.leaves(), s.node.value: _accumulator(here)}
     if any(t.value not in points for t in candidate.gives):
@@ -170,21 +222,23 @@ def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
     def make(env: Env, decided: Decided) -> list[Store]:
         builder = Builder(leaves, decided)
         return [
-            Store(f"y{i}", address(at := points[t.value], strides_of(t)), builder.at(t.value, at))
+            Store(f"y{i}", place_of(t, at := points[t.value]), builder.at(t.value, at))
             for i, t in enumerate(candidate.gives)
         ]
 
-    trees = nest([], make, lanes=False, outer=lane)
+    trees = nest([], make, lanes=False, outer=along.lane)
     stores = _stores(trees)
     if (asked := range_of(candidate)) is not None:
         for t in candidate.gives:
             row = var(n) * s.oh + var(h)
             asked.check(t, address(points[t.value], strides_of(t)), row, s.n * s.oh)
-    if not fits_lanes(stores, lane):
+    if not fits_lanes(stores, along.lane):
         raise Illegal(f"the epilogue cannot run with lanes along the {s.lanes}")
-    lines = list(writer.printer.trees(trees, lane, indent=0))
+    lines = [*along.head, *writer.printer.trees(trees, along.lane, indent=0)]
     stored = tuple(
-        (f"y{i}", address(points[t.value], strides_of(t))) for i, t in enumerate(candidate.gives)
+        (f"y{i}", place_of(t, points[t.value]))
+        for i, t in enumerate(candidate.gives)
+        if not t.layout.tile
     )
     return Epilogue(lines, sum(operations(st.value) for st in stores), stored)
 

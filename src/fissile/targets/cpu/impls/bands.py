@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate
 from fissile.targets.cpu.impls.anchor import CHANNELS, Slide
 from fissile.targets.cpu.impls.lines import block, plus
@@ -81,12 +82,48 @@ def ranged(candidate: Candidate, s: Slide) -> Tiling | None:
 @dataclass(frozen=True)
 class Input:
     """Where a tile reads: `lines` declare `in`, column 0 of the first row of its band. Strides in
-    elements between rows, columns and channels."""
+    elements between rows, columns and channels; with lanes over channels, between blocks of
+    `block` channels where these are not neighbours."""
 
     lines: list[str]
     row: int
     pixel: int
     plane: int
+    block: int = 0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Strides in elements of a feature map between images, rows, columns and channels; with lanes
+    over channels, `plane` is 1 or the distance between blocks of `block` channels."""
+
+    image: int
+    row: int
+    pixel: int
+    plane: int
+    block: int = 0
+
+
+def steps_of(token: Token, s: Slide) -> Steps | None:
+    """None where the lanes do not run over neighbours."""
+    c, h, w = s.axes()
+    shape = token.value.shape
+    if token.layout.tile:
+        ((_, size),) = token.layout.tile
+        if s.lanes != CHANNELS or len(shape) != 4:
+            return None
+        plane = shape[2] * shape[3] * size
+        if s.c == size:  # one block an image
+            return Steps(plane, shape[3] * size, size, 1)
+        image = plane * -(-shape[1] // size)
+        return Steps(image, shape[3] * size, size, plane, size)
+    if s.blocks > 1:
+        return None
+    strides, lane = strides_of(token), c if s.lanes == CHANNELS else w
+    if lane is not None and shape[lane] > 1 and strides[lane] != 1:
+        return None
+    plane, row, pixel = (0 if a is None else strides[a] for a in (c, h, w))
+    return Steps(strides[0], row, pixel, plane)
 
 
 def whole(
@@ -130,16 +167,14 @@ def _in_place(candidate: Candidate, s: Slide, slack: int) -> Input | None:
     token = next((t for t in candidate.needs if t.value is s.x), None)
     if token is None or slack:
         return None
-    c, h, w = s.axes()
-    strides, lane = strides_of(token), c if s.lanes == CHANNELS else w
-    if lane is not None and s.x.shape[lane] > 1 and strides[lane] != 1:
+    steps = steps_of(token, s)
+    if steps is None or (steps.block and (s.taps > 1 or s.groups > 1)):
         return None
-    plane, row, pixel = (0 if a is None else strides[a] for a in (c, h, w))
-    row, pixel = row * s.step_h, pixel * s.step_w
+    row, pixel = steps.row * s.step_h, steps.pixel * s.step_w
     pointer = f"x{candidate.needs.index(token)}"
-    image = (strides[0] if s.n > 1 else 0, "n")
+    image = (steps.image if s.n > 1 else 0, "n")
     start = plus(f"const float* in = {pointer}", image, (row * s.sh, "h0")) + ";"
-    return Input([start], row, pixel, plane)
+    return Input([start], row, pixel, steps.plane, steps.block)
 
 
 def _collides(s: Slide, tile: tuple[int, int], row: int, pixel: int) -> bool:

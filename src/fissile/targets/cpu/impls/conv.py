@@ -18,6 +18,7 @@ from fissile.targets.cpu.impls.anchor import (
     CHANNELS,
     Epilogue,
     Slide,
+    block_size,
     epilogue,
     find,
     lanes_of,
@@ -51,6 +52,8 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
         k, groups = node.inputs[1], node.attrs["groups"]
         if not k.is_constant:
             raise Illegal("the weights are computed at run time")
+        if size := block_size(candidate):
+            _check_blocks(size, machine, groups, k.shape[0])
         s = slide(node, lanes_of(candidate, node), k.shape[2:], k.shape[0], groups)
         if 1 < s.groups == s.c == s.m:
             return per_channel(candidate, machine, s, DEPTHWISE)
@@ -68,8 +71,15 @@ def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
         s = slide(node, lanes_of(candidate, node), k.shape[2:], k.shape[0], groups)
     except Illegal:
         return
-    if 1 < s.groups == s.c == s.m and crowds(s):
+    if 1 < s.groups == s.c == s.m and crowds(s) and not candidate.gives[0].layout.tile:
         yield (("copies", True),)
+
+
+def _check_blocks(size: int, machine: Machine, groups: int, m: int) -> None:
+    if size != machine.vl:
+        raise Illegal(f"channels in blocks of {size}, vectors of {machine.vl}")
+    if groups not in (1, m):
+        raise Illegal(f"{groups} groups, channels in blocks of {size}")
 
 
 # ---------------------------------------------------------------- channels-last
@@ -142,6 +152,10 @@ def _conv_tile(s: Slide, source: Input) -> str:
     """The micro-kernel. Where the taps of a kernel row are neighbours they are one run."""
     c, x = s.c // s.groups, "x" if s.groups > 1 else "in"
     line, pixel = source.row * s.sh, source.pixel * s.sw
+    if source.block:  # one tap: the runs are the blocks of channels
+        corner = plus("in", (line, "(top - h0)"), (pixel, "left"))
+        steps = f"{pixel}, {line}, {source.plane}, {c // source.block}, {source.block}"
+        return f"conv_tile<PX, NV, PY>(c, {corner}, {steps}, k);"
     corner = plus(x, (line, "(top - h0)"), (pixel, "left"))
     steps = f"{pixel}, {line}, {source.row * s.dh}"
     if s.kw == 1 or (s.dw == 1 and source.pixel == c):

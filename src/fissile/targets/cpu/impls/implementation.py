@@ -50,6 +50,7 @@ class Implementation:
     rival: offered beside others. Otherwise the first of the list that lowers a region is the only
         one that is not a rival.
     efficiency: the share of peak arithmetic that it reaches where memory does not limit it.
+    blocks: can it read and write channels in blocks?
     library: what has to be on the machine for it (a name of `targets/cpu/libraries.py`).
     saving, error, extra_bytes: what `Candidate` says of them, from a candidate with its parameters.
     """
@@ -61,6 +62,7 @@ class Implementation:
     admits: Callable[[Sequence[Node]], bool] = one_anchor
     variants: Callable[[Candidate, Machine], Iterable[Params]] = plain
     rival: bool = False
+    blocks: bool = False
     library: str | None = None
     saving: Callable[[Candidate], float] = lambda candidate: 1.0
     error: Callable[[Candidate], float] = lambda candidate: 0.0

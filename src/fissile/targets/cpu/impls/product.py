@@ -72,6 +72,8 @@ def operands(node: Node) -> tuple[Operand, Operand, tuple[str, ...]]:
 def product(candidate: Candidate, node: Node, right: Value | None = None) -> Product:
     """Sort the labels. Raises Illegal where the region is no product of two matrices per o. `right`
     says which operand is to own n, whatever lies innermost."""
+    if any(t.layout.tile for t in (*candidate.needs, *candidate.gives)):
+        raise Illegal("channels in blocks are read by convolutions")
     a, b, out = operands(node)
     extents = {x: s for o in (a, b) for x, s in zip(o.labels, o.value.shape, strict=True)}
     real = {x for x, s in extents.items() if s > 1}

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate, Kernel
-from fissile.targets.cpu.impls.anchor import CHANNELS, Epilogue, Slide, epilogue
-from fissile.targets.cpu.impls.bands import Input, Tiling, ranged, whole
+from fissile.targets.cpu.impls.anchor import CHANNELS, Epilogue, Slide, block_size, epilogue
+from fissile.targets.cpu.impls.bands import Input, Steps, Tiling, ranged, steps_of, whole
 from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.planes import (
     DEPTHWISE,
@@ -29,7 +29,7 @@ from fissile.targets.cpu.impls.planes import (
 )
 from fissile.targets.cpu.impls.shape import LaneSplit, cover
 from fissile.targets.cpu.impls.tiled import blocks, done, each_vector, share_of
-from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
 
 VECTORS = 4  # side by side in a strip
@@ -40,6 +40,8 @@ LOW = 32  # maps of fewer rows are shared out by channels
 
 def per_channel(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> Kernel:
     """Raises Illegal."""
+    if s.lanes == CHANNELS and candidate.gives[0].layout.tile:
+        s = s.in_blocks(block_size(candidate))
     if s.lanes == CHANNELS:
         return _by_pixels(candidate, machine, s, fold)
     return by_planes(candidate, machine, s, fold)
@@ -51,6 +53,7 @@ class Border:
     exist."""
 
     token: Token
+    steps: Steps
     top: int
     left: int
     h: int
@@ -92,10 +95,12 @@ def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> 
     assert strips is not None
     ragged = s.c % machine.vl != 0  # the last vector of weights, and of a copy, is whole
     tiling = ranged(candidate, s) or _tiling(candidate, machine, s, split, copies=border is None)
-    kernel, width = "", -(-s.m // machine.vl) * machine.vl
+    kernel, width = "", -(-s.m * s.blocks // machine.vl) * machine.vl
     if fold is DEPTHWISE:
         packing = ("depthwise_taps", (machine.vl,))
         kernel = writer.packed(s.node.inputs[1], *packing, s.taps * width)
+        if s.blocks > 1:
+            kernel = plus(kernel, (s.m, f"(n % {s.blocks})"))
     if border:
         source = _unpadded(candidate, s, border)
     else:
@@ -157,10 +162,10 @@ def _border(candidate: Candidate, s: Slide, fold: Fold) -> Border | None:
             return None
         x, lo = x.node.inputs[0], a["lo"]
     token = next((t for t in candidate.needs if t.value is x), None)
-    if token is None or (x.shape[1] > 1 and strides_of(token)[1] != 1):
+    if token is None or (steps := steps_of(token, s)) is None or steps.block:
         return None
     w, left = (x.shape[3], lo[3]) if x.rank == 4 else (1, 0)
-    return Border(token, lo[2], left, x.shape[2], w)
+    return Border(token, steps, lo[2], left, x.shape[2], w)
 
 
 def _strips(s: Slide, px: int, b: Border | None) -> list[Strips] | None:
@@ -191,9 +196,9 @@ def _strips(s: Slide, px: int, b: Border | None) -> list[Strips] | None:
 
 
 def _unpadded(candidate: Candidate, s: Slide, b: Border) -> Input:
-    strides = strides_of(b.token)
-    start = plus(f"x{candidate.needs.index(b.token)}", (strides[0] if s.n > 1 else 0, "n"))
-    return Input([f"const float* in = {start};"], strides[2], strides[3] if s.x.rank == 4 else 0, 1)
+    image = (b.steps.image if s.n > 1 else 0, "n")
+    start = plus(f"x{candidate.needs.index(b.token)}", image)
+    return Input([f"const float* in = {start};"], b.steps.row, b.steps.pixel, 1)
 
 
 def _call(p: Strips) -> list[str]:
