@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
@@ -15,15 +16,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from networks import WHOLE, network
 
 import fissile
-from fissile.bench import interleaved, onnxruntime, ours, random_feeds
+from fissile.bench import interleaved, ours, random_feeds
 from fissile.console import progress
+from fissile.peers import peer
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("network", nargs="?", default="mobilenetv2_100", choices=WHOLE)
     parser.add_argument("--tune", type=float, default=60.0, help="seconds of measuring kernels")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     model = network(args.network)
     with progress() as display:
         exe = fissile.compile(model, threads=1, tune=args.tune, progress=display)
@@ -51,13 +53,13 @@ def main() -> None:
     feeds = random_feeds(exe.inputs)
     engines = {
         "fissile": ours(exe, feeds),
-        "ONNX Runtime": onnxruntime(model.SerializeToString(), feeds, 1),
+        "ONNX Runtime": peer("onnxruntime", model.SerializeToString(), feeds, 1),
     }
     print("latency        1 thread, interleaved")
     for name, t in interleaved(engines, 5.0).items():
         print(
             f"  {name:13s} {t.median_us / 1e3:8.2f} ms median, {t.least_us / 1e3:.2f} least, "
-            f"quartiles {t.spread:.0%}"
+            f"{t.ratio:.2f} of ours ({t.low:.2f} to {t.high:.2f})"
         )
     print(f"program        sum of the chosen kernels' costs {facts['us'] / 1e3:.2f} ms")
 
