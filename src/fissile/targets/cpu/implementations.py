@@ -30,7 +30,7 @@ def _kinds(region: Region) -> set[Kind]:
 
 
 def _is_empty(region: Region) -> bool:
-    """Sums of nothing: only loops count that far."""
+    """Sums of nothing: only loops count that far. (The target offers no rival there.)"""
     return any(not v.type.numel for n in region.nodes for v in n.inputs)
 
 
@@ -41,7 +41,7 @@ def _linear(region: Region) -> bool:
 def _blends(region: Region) -> bool:
     """The one linear primitive is a matrix of few terms."""
     linear = [n for n in region.nodes if kind(n) is Kind.LINEAR]
-    return len(linear) == 1 and blend_of(linear[0]) is not None and not _is_empty(region)
+    return len(linear) == 1 and blend_of(linear[0]) is not None
 
 
 def _pools(region: Region) -> bool:
@@ -58,7 +58,7 @@ def _reduces(region: Region) -> bool:
 
 def _attends(region: Region) -> bool:
     linear = sum(kind(n) is Kind.LINEAR for n in region.nodes)
-    return linear == 2 and Kind.REDUCE in _kinds(region) and not _is_empty(region)
+    return linear == 2 and Kind.REDUCE in _kinds(region)
 
 
 def _computes(region: Region) -> bool:
