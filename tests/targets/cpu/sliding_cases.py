@@ -14,7 +14,7 @@ from fissile.ir.graph import Value, placeholder
 from fissile.ir.layout import Layout, channels_blocked, channels_last, row_major
 from fissile.ir.types import of
 from fissile.kernels.candidate import Candidate, Kernel, No
-from fissile.targets.cpu.machine import Machine
+from fissile.targets.cpu.machine import Machine, this_machine
 
 sys.path.insert(0, str(Path(__file__).parent))
 from running import candidate_of, expected, run_kernel
@@ -22,9 +22,11 @@ from running import candidate_of, expected, run_kernel
 Lower = Callable[[Candidate, Machine], Kernel | No]
 LAST, FIRST, BLOCKS = "last", "first", "blocks"
 BOTH = (LAST, FIRST)
-WIDE = Machine(vl=16, registers=32, l2_bytes=1 << 20, threads=2)
-NARROW = Machine(vl=8, registers=16, threads=2)
-FLAGS = {8: ("-DFISSILE_NARROW",), 16: ()}
+# the vectors of this processor, and those of eight floats that it has too
+HERE = this_machine()
+WIDE = Machine(HERE.vl, HERE.registers, l2_bytes=1 << 20, threads=2)
+NARROW = Machine(vl=8, registers=16, threads=2) if HERE.vl == 16 else WIDE
+FLAGS = {NARROW.vl: ("-DFISSILE_NARROW",), WIDE.vl: ()}  # the widest needs none
 
 
 def noise(*shape: int, seed: int = 3) -> np.ndarray:
@@ -50,14 +52,14 @@ def padded(
     return p.pad(x, [0, 0, *(a for a, _ in pads)], [0, 0, *(b for _, b in pads)], mode, value)
 
 
-def layout(name: str, rank: int, size: int = 16) -> Layout:
+def layout(name: str, rank: int, size: int = WIDE.vl) -> Layout:
     if name == BLOCKS and rank == 4:
         return channels_blocked(rank, size)
     return channels_last(rank) if name == LAST and rank > 2 else row_major(rank)
 
 
 def candidate(
-    outputs: Sequence[Value], needs: str, gives: str, size: int = 16, **params: Any
+    outputs: Sequence[Value], needs: str, gives: str, size: int = WIDE.vl, **params: Any
 ) -> Candidate:
     """Tokens of the images' rank in these layouts, blocks of `size`; others row-major."""
     bare = candidate_of(tuple(outputs))

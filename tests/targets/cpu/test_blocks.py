@@ -134,7 +134,7 @@ def test_pools(needs: str, gives: str, machine: Machine) -> None:
 def test_means_over_blocks() -> None:
     x = image(2, 32, 9, 11)
     y = p.reduce_mean(x, (2, 3))
-    c = candidate_of((y,), {x: channels_blocked(4, 16)})
+    c = candidate_of((y,), {x: channels_blocked(4, WIDE.vl)})
     kernel = rows.lower(c, WIDE)
     if kernel:
         data = noise(*x.shape)
@@ -143,14 +143,14 @@ def test_means_over_blocks() -> None:
 
 
 def test_refusals() -> None:
-    y = p.conv(image(1, 32, 8, 8), weights(24, 32, 1, 1), (1, 1), (1, 1))
+    y = p.conv(image(1, 32, 8, 8), weights(20, 32, 1, 1), (1, 1), (1, 1))
     assert "along the channels" in conv.lower(candidate((y,), LAST, BLOCKS), WIDE).reason  # pyright: ignore
-    check(conv.lower, y * weights(24, 1, 1), BLOCKS, LAST)
+    check(conv.lower, y * weights(20, 1, 1), BLOCKS, LAST)
     y = p.conv(image(1, 32, 8, 8), weights(32, 16, 1, 1), (1, 1), (1, 1), 2)
     assert "2 groups" in conv.lower(candidate((y,), BLOCKS, BLOCKS), WIDE).reason  # pyright: ignore
     y = p.conv(image(1, 32, 8, 8), weights(32, 32, 1, 1), (1, 1), (1, 1))
-    other = candidate((y,), BLOCKS, BLOCKS, size=8)
-    assert "vectors of 16" in conv.lower(other, WIDE).reason  # pyright: ignore
+    other = candidate((y,), BLOCKS, BLOCKS, size=WIDE.vl // 2)
+    assert f"vectors of {WIDE.vl}" in conv.lower(other, WIDE).reason  # pyright: ignore
 
 
 # ---------------------------------------------------------------- in a whole network
