@@ -44,23 +44,7 @@ extern "C" void {name}(const float* x, const float* b, float* y) {{
 }}
 """
 
-WRAPPED = r"""
-extern "C" void {name}(const float* x, const float* b, float* y) {{
-  constexpr int64_t H = {H}, W = {W}, C = {C}, N = {N}, KH = {KH}, S = {S}, WP = (W - 1) * S + KH, V = {NV} * VL;
-  for (int64_t n = 0; n < N; n += V)
-    for_rows<{PX}, H * W>([&](auto mr, int64_t m) {{
-      vf c[mr.value][{NV}];
-      zero(c);
-      conv_tile_wrapped<mr.value, {NV}>(c, x, m, W, S * C, S * WP * C, WP * C, KH, KH * C, b + n * KH * KH * C);
-#pragma GCC unroll 32
-      for (int i = 0; i < mr.value; i++)
-#pragma GCC unroll 8
-        for (int v = 0; v < {NV}; v++) store(y + (m + i) * N + n + v * VL, relu(c[i][v]));
-    }});
-}}
-"""
-
-TILES = {  # PX, NV, PY; PY = 0: tiles that wrap
+TILES = {  # PX, NV, PY
     "native": [
         (14, 2, 1),
         (7, 4, 1),
@@ -73,7 +57,6 @@ TILES = {  # PX, NV, PY; PY = 0: tiles that wrap
         (6, 4, 1),
         (14, 1, 2),
         (7, 1, 4),
-        (7, 4, 0),
     ],
     "avx2": [
         (6, 2, 1),
@@ -84,8 +67,6 @@ TILES = {  # PX, NV, PY; PY = 0: tiles that wrap
         (4, 3, 1),
         (5, 2, 1),
         (4, 2, 1),
-        (6, 2, 0),
-        (5, 2, 0),
     ],
 }
 TILES["narrow"] = TILES["native"]
@@ -112,9 +93,7 @@ def main() -> None:
             TIMER
             + '#include "conv.h"\nnamespace fissile {\n'
             + "".join(
-                (KERNEL if py else WRAPPED).format(
-                    name=name, H=h, W=w, C=c, N=n, KH=k, S=s, PX=px, NV=nv, PY=py
-                )
+                KERNEL.format(name=name, H=h, W=w, C=c, N=n, KH=k, S=s, PX=px, NV=nv, PY=py)
                 for name, (px, nv, py) in zip(names, tiles, strict=True)
             )
             + "}\n"

@@ -1,4 +1,4 @@
-"""Depthwise convolution, pooling and transpose: fraction of FMA peak, and bytes against a copy of
+"""Channels-first depthwise convolution and transpose: fraction of FMA peak, and bytes against a copy of
 the same bytes.
 
     python benchmarks/micro/window.py [--machine avx2] [--sweep]
@@ -22,27 +22,6 @@ DEPTHWISE = {  # output side, channels, kernel, stride
     "MobileNetV2 7x7 960": (7, 960, 3, 1),
     "EfficientNet 14x14 480 5x5": (14, 480, 5, 1),
 }
-
-LAST = r"""
-extern "C" void {name}(const float* x, const float* w, float* y) {{
-  constexpr int64_t H = {H}, C = {C}, K = {K}, S = {S}, WP = (H - 1) * S + K, V = {NV} * VL;
-  for_rows<{PY}, H>([&](auto py, int64_t h) {{
-    for_rows<{PX}, H>([&](auto px, int64_t j) {{
-      for (int64_t n = 0; n < C; n += V) {{
-        vf c[py.value * px.value][{NV}];
-        zero(c);
-        depthwise_last<K, K, px.value, {NV}, py.value>(c, x + (h * S * WP + j * S) * C + n, S * C, S * WP * C, WP * C, C, w + n, C);
-#pragma GCC unroll 32
-        for (int i = 0; i < py.value; i++)
-#pragma GCC unroll 32
-          for (int q = 0; q < px.value; q++)
-#pragma GCC unroll 8
-            for (int v = 0; v < {NV}; v++) store(y + ((h + i) * H + j + q) * C + n + v * VL, clip(c[i * px.value + q][v], 0.0f, 6.0f));
-      }}
-    }});
-  }});
-}}
-"""
 
 FIRST = r"""
 extern "C" void {name}(const float* x, const float* w, float* y) {{
@@ -76,26 +55,12 @@ TRANSPOSE = r""" extern "C" void transposed(const float* x, const float*, float*
 
 def depthwise(machine: str, sweep: bool, rounds: int, only: str) -> None:
     vl = 16 if machine == "native" else 8
-    last = [
-        (4, 1, 2),
-        (4, 1, 1),
-        (8, 1, 1),
-        (7, 1, 1),
-        (7, 1, 2),
-        (14, 1, 1),
-        (4, 2, 1),
-        (4, 3, 1),
-        (7, 2, 1),
-        (7, 3, 1),
-    ]
-    first = [(0, 1, 4), (0, 1, 2), (0, 2, 2), (0, 1, 7), (0, 4, 1), (0, 4, 2), (0, 2, 4)]
+    tiles = [(1, 4), (1, 2), (2, 2), (1, 7), (4, 1), (4, 2), (2, 4)]  # vectors, rows
     for title, (h, c, k, s) in DEPTHWISE.items():
         if only not in title:
             continue
-        tiles = [("l", *t) for t in last if c % (t[1] * vl) == 0] + [("f", *t) for t in first]
-        if not sweep:
-            tiles = [tiles[0], next(t for t in tiles if t[0] == "f")]
-        names = [f"{kind}{px}x{nv}_{py}" for kind, px, nv, py in tiles]
+        some = tiles if sweep else tiles[:1]
+        names = [f"f{nv}_{py}" for nv, py in some]
         wp = (h - 1) * s + k
         touched = (wp * wp + h * h) * c * 4
         source = (
@@ -103,10 +68,8 @@ def depthwise(machine: str, sweep: bool, rounds: int, only: str) -> None:
             + '#include "depthwise.h"\nnamespace fissile {\n'
             + COPY.format(bytes=touched // 2)
             + "".join(
-                (LAST if kind == "l" else FIRST).format(
-                    name=name, H=h, C=c, K=k, S=s, PX=px, NV=nv, PY=py
-                )
-                for name, (kind, px, nv, py) in zip(names, tiles, strict=True)
+                FIRST.format(name=name, H=h, C=c, K=k, S=s, NV=nv, PY=py)
+                for name, (nv, py) in zip(names, some, strict=True)
             )
             + "}\n"
         )
@@ -119,7 +82,7 @@ def depthwise(machine: str, sweep: bool, rounds: int, only: str) -> None:
         )
         copy_us = result.pop("copy")[0]
         ranked = sorted(result.items(), key=lambda item: item[1][0])
-        best = [r for r in ranked if r[0][0] == "l"][:5] + [r for r in ranked if r[0][0] == "f"][:3]
+        best = ranked[:5]
         print(
             f"{title:28s} peak {peak:4.0f} copy {copy_us:6.1f} us  "
             + "  ".join(f"{name}: {us:6.1f} us {frac:4.2f}" for name, (us, frac) in best),

@@ -44,9 +44,6 @@ extern "C" void packed_a(const float* a, const float* b, float* y, int64_t K, in
   contract(c, K - split, a + split * 6, 1, 6, b + split * VL);
   for (int i = 0; i < 6; i++) store(y + i * VL, c[i][0]);
 }
-extern "C" void pack(float* y, const float* x, int64_t K, int64_t n, int64_t width, int64_t k_step, int64_t n_step) {
-  pack_panel(y, x, K, n, width, k_step, n_step);
-}
 """
 TILES = [(1, 1), (3, 1), (4, 2), (6, 2), (4, 3), (7, 4), (14, 2), (28, 1)]
 BODY = "".join(KERNEL % {"mr": mr, "nv": nv} for mr, nv in TILES) + FIXED
@@ -107,13 +104,6 @@ def test_packed_rows_and_a_chain_in_two_parts(compile_cpp, machine, lanes):
     library("packed_a", a, b, parts, 50, 17)
     close(whole, a.astype(np.float64).T @ b, 50)
     assert_array_equal(whole, parts)
-
-
-def test_pack_panel(compile_cpp, machine):
-    x = np.random.default_rng(0).standard_normal((5, 9)).astype(np.float32)
-    y = np.full((9, 8), 7, np.float32)
-    compile_cpp(BODY, machine, "contract.h")("pack", y, x, 9, 5, 8, 1, 9)
-    assert_array_equal(y, np.c_[x.T, np.zeros((9, 3), np.float32)])
 
 
 @pytest.mark.parametrize(

@@ -26,17 +26,6 @@ template <int PX, int NV, int PY, bool taps> static void conv(const float* x, co
 extern "C" void conv_rows(const float* x, const float* b, float* y, const int64_t* p) { conv<6, 2, 1, false>(x, b, y, p); }
 extern "C" void conv_block(const float* x, const float* b, float* y, const int64_t* p) { conv<3, 2, 2, false>(x, b, y, p); }
 extern "C" void conv_taps(const float* x, const float* b, float* y, const int64_t* p) { conv<6, 2, 1, true>(x, b, y, p); }
-extern "C" void conv_wrapped(const float* x, const float* b, float* y, const int64_t* p) {
-  int64_t H = p[0], W = p[1], C = p[2], N = p[3], KH = p[4], KW = p[5], S = p[6], D = p[7], WP = p[8];
-  for (int64_t n = 0; n < N; n += 2 * VL)
-    for_rows<5>(H * W, [&](auto mr, int64_t m) {
-      vf c[mr.value][2];
-      zero(c);
-      conv_tile_wrapped<mr.value, 2>(c, x, m, W, S * C, S * WP * C, D * WP * C, KH, KW * C, b + n * KH * KW * C);
-      for (int i = 0; i < mr.value; i++)
-        for (int v = 0; v < 2; v++) store(y + (m + i) * N + n + v * VL, c[i][v]);
-    });
-}
 """
 
 
@@ -76,7 +65,7 @@ def test_convolution(compile_cpp, machine, lanes, h, w, c, kh, kw, s, d):
     library = compile_cpp(CONV, machine, "conv.h")
     p = np.array([h, w, c, n, kh, kw, s, d, wp], np.int64)
     results = []
-    for name in ["conv_taps"] + ["conv_rows", "conv_block", "conv_wrapped"] * (d == 1):
+    for name in ["conv_taps"] + ["conv_rows", "conv_block"] * (d == 1):
         y = np.zeros((h, w, n), np.float32)
         library(name, x, panels, y, p)
         results.append(y)
@@ -85,30 +74,30 @@ def test_convolution(compile_cpp, machine, lanes, h, w, c, kh, kw, s, d):
         np.testing.assert_array_equal(y, results[0])
 
 
-def channels_last(call: str, any_call: str, start: str, name: str, kh: int, kw: int) -> str:
+SLIDES = [(1, 1), (2, 1), (1, 2)]  # strides and dilations along the width
+
+
+def channels_last(op: str, start: str, name: str, kh: int, kw: int) -> str:
+    functions = "".join(
+        f"""
+extern "C" void {name}_{kh}{kw}_{tile}_{s}{d}(const float* x, const float* w, float* y, const int64_t* p) {{ {name}_tiles<{tile}, {s}, {d}>(x, w, y, p); }}"""
+        for s, d in SLIDES
+        for tile in (1, 4, 9)
+    )
     return f"""
-template <int PX, int NV, int PY, bool any> static void {name}_tiles(const float* x, const float* w, float* y, const int64_t* p) {{
+template <int PX, int S, int D> static void {name}_tiles(const float* x, const float* w, float* y, const int64_t* p) {{
   constexpr int64_t W = 9;
-  int64_t H = p[0], C = p[2], S = p[3], D = p[4], WP = p[5];
-  (void)w;
-  for (int64_t n = 0; n < C; n += NV * VL)
-    for (int64_t h = 0; h < H; h += PY)
+  int64_t H = p[0], C = p[2], WP = p[5];
+  for (int64_t n = 0; n < C; n += VL)
+    for (int64_t h = 0; h < H; h++)
       for_rows<PX, W>([&](auto px, int64_t j) {{
         constexpr int P = px.value;
-        vf c[PY * P][NV];
+        vf c[P][1];
         {start};
-        const float* at = x + (h * S * WP + j * S) * C + n;
-        int64_t pixel = S * C, line = S * WP * C, row = D * WP * C, tap = D * C;
-        if constexpr (any) {any_call};
-        else {call};
-        for (int i = 0; i < PY; i++)
-          for (int q = 0; q < P; q++)
-            for (int v = 0; v < NV; v++) store(y + ((h + i) * W + j + q) * C + n + v * VL, c[i * P + q][v]);
+        slide_last<{op}, {kw}, S, D, 0, 0, VL, P>(c, x + (h * S * WP + j * S) * C + n, {kh}, D * WP * C, C, w + n, C);
+        for (int q = 0; q < P; q++) store(y + (h * W + j + q) * C + n, c[q][0]);
       }});
-}}
-extern "C" void {name}_{kh}{kw}(const float* x, const float* w, float* y, const int64_t* p) {{ {name}_tiles<4, 1, 1, false>(x, w, y, p); }}
-extern "C" void {name}_{kh}{kw}_block(const float* x, const float* w, float* y, const int64_t* p) {{ {name}_tiles<3, 2, 2, false>(x, w, y, p); }}
-extern "C" void {name}_{kh}{kw}_any(const float* x, const float* w, float* y, const int64_t* p) {{ {name}_tiles<4, 1, 1, true>(x, w, y, p); }}
+}}{functions}
 """
 
 
@@ -138,21 +127,13 @@ extern "C" void {name}_{kh}{kw}_s3(const float* x, const float* w, float* y, con
 
 def bodies(kh: int, kw: int) -> str:
     text = ""
-    for op, start in [
-        ("depthwise", "zero(c)"),
-        ("max_pool", "fill(c, -__builtin_inff())"),
-        ("sum_pool", "zero(c)"),
+    for op, struct, start in [
+        ("depthwise", "Weighted", "zero(c)"),
+        ("max_pool", "Maximum", "fill(c, -__builtin_inff())"),
+        ("sum_pool", "Sum", "zero(c)"),
     ]:
         w = ", w" if op == "depthwise" else ""
-        wt = ", w + n, C" if op == "depthwise" else ""
-        text += channels_last(
-            f"{op}_last<{kh}, {kw}, P, NV, PY>(c, at, pixel, line, row, tap{wt})",
-            f"{op}_last_any<P, NV, PY>(c, at, {kh}, {kw}, pixel, line, row, tap{wt})",
-            start,
-            f"{op}_last",
-            kh,
-            kw,
-        )
+        text += channels_last(struct, start, f"{op}_last", kh, kw)
         text += channels_first(
             f"{op}_first<{kh}, {kw}, S, NV, PY>(c, at, line, row, tap{w})",
             f"{op}_first_any<S, NV, PY>(c, at, {kh}, {kw}, line, row, tap{w})",
@@ -176,7 +157,7 @@ ORACLES = {
 def test_window_channels_last(compile_cpp, machine, lanes, op, kh, kw):
     library = compile_cpp(bodies(kh, kw), machine, "pool.h")
     rng = np.random.default_rng(0)
-    for s, d in [(1, 1), (2, 1), (1, 2)]:
+    for s, d in SLIDES:
         h, w, c = 4, 9, 2 * lanes
         hp, wp = (h - 1) * s + (kh - 1) * d + 1, (w - 1) * s + (kw - 1) * d + 1
         x, weight = (
@@ -185,11 +166,9 @@ def test_window_channels_last(compile_cpp, machine, lanes, op, kh, kw):
         )
         exact = ORACLES[op](windows(x.astype(np.float64), kh, kw, s, d, h, w), weight)
         results = []
-        for suffix in ["", "_block", "_any"]:
-            y = np.zeros((h, w, c), np.float32)
-            library(
-                f"{op}_last_{kh}{kw}{suffix}", x, weight, y, np.array([h, w, c, s, d, wp], np.int64)
-            )
+        for tile in (1, 4, 9):
+            y, p = np.zeros((h, w, c), np.float32), np.array([h, w, c, s, d, wp], np.int64)
+            library(f"{op}_last_{kh}{kw}_{tile}_{s}{d}", x, weight, y, p)
             results.append(y)
         np.testing.assert_allclose(results[0], exact, rtol=0, atol=2e-6 * np.abs(exact).max())
         for y in results[1:]:
@@ -224,6 +203,6 @@ def test_max_pool_propagates_nan(compile_cpp, machine, lanes):
     x[1, 1, 0] = np.nan
     y = np.zeros((1, 9, lanes), np.float32)
     compile_cpp(bodies(3, 3), machine, "pool.h")(
-        "max_pool_last_33", x, x, y, np.array([1, 9, lanes, 1, 1, 11], np.int64)
+        "max_pool_last_33_4_11", x, x, y, np.array([1, 9, lanes, 1, 1, 11], np.int64)
     )
     assert np.isnan(y[0, :2, 0]).all() and np.isnan(y).sum() == 2

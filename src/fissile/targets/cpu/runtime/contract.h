@@ -139,14 +139,6 @@ template <int MR, class F> FISSILE_INLINE void for_rows(int64_t M, F f) {
     for (; m < M; m++) f(Int<1>(), m);
 }
 
-// One panel of B: y[k][j] = x[k * k_step + j * n_step], 0 for n <= j < width.
-FISSILE_INLINE void pack_panel(float* y, const float* x, int64_t K, int64_t n, int64_t width,
-                               int64_t k_step, int64_t n_step) {
-  for (int64_t k = 0; k < K; k++)
-    for (int64_t j = 0; j < width; j++)
-      y[k * width + j] = j < n ? x[k * k_step + j * n_step] : 0.0f;
-}
-
 }  // namespace fissile
 
 #endif

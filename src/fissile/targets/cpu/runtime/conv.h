@@ -45,36 +45,6 @@ FISSILE_INLINE void conv_tile(vf (&c)[PY * PX][NV], const float* x, int64_t pixe
   copy_tile(c, t);
 }
 
-// The MR output pixels first ... first + MR - 1 in row-major order over an output of `width`
-// columns: tiles wrap from one output row to the next. For narrow maps that PX does not divide, on
-// machines with few registers. The MR pointers live in integer registers: keep MR <= 8.
-template <int MR, int NV>
-FISSILE_INLINE void conv_tile_wrapped(vf (&c)[MR][NV], const float* x, int64_t first, int64_t width,
-                                      int64_t pixel, int64_t line, int64_t row, int64_t kh,
-                                      int64_t run, const float* b) {
-  const float* p[MR];
-#pragma GCC unroll 32
-  for (int m = 0; m < MR; m++) p[m] = x + (first + m) / width * line + (first + m) % width * pixel;
-  vf t[MR][NV];
-  copy_tile(t, c);
-  for (int64_t i = 0; i < kh; i++) {
-    for (int64_t k = 0; k < run; k++, b += NV * VL) {
-      fetch_ahead<NV>(b, NV * VL);
-      vf w[NV];
-      load_row<MR, NV>(w, b);
-#pragma GCC unroll 32
-      for (int m = 0; m < MR; m++) {
-        vf s = splat(p[m][k]);
-#pragma GCC unroll 8
-        for (int v = 0; v < NV; v++) t[m][v] = native_fma(s, w[v], t[m][v]);
-      }
-    }
-#pragma GCC unroll 32
-    for (int m = 0; m < MR; m++) p[m] += row;
-  }
-  copy_tile(c, t);
-}
-
 // With dilation along the width each tap is a run of its own.
 template <int PX, int NV, int PY = 1>
 FISSILE_INLINE void conv_tile_taps(vf (&c)[PY * PX][NV], const float* x, int64_t pixel,

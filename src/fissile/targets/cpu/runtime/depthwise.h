@@ -1,8 +1,7 @@
 // Depthwise convolution on an input that the caller has padded.
 //
-// Channels-last: lanes are channels, a tile is PY x PX output pixels and NV * VL channels.
-//   c[py * PX + px][v] += sum_{i < KH, j < KW} w[(i * KW + j) * w_tap + v * VL ...]
-//                         * x[py * line + px * pixel + i * row + j * tap + v * VL ...]
+// Channels-last: lanes are channels, a tile is PX output pixels of one row and one vector.
+//   c[px][0] += sum_{i < kh, j < KW} w[(i * KW + j) * w_tap ...] * x[i * row + (px * S + j * D) * pixel ...]
 // Channels-first: lanes are output columns, a tile is PY rows and NV * VL columns of one plane.
 //   c[py][v] += sum_{i < KH, j < KW} w[i * KW + j]
 //               * x[py * line + i * row + j * tap + S * (v * VL ...)]
@@ -15,28 +14,6 @@
 #include "contract.h"
 
 namespace fissile {
-
-// PY = 2 pays: both rows of outputs read the same weights and most of the same input rows.
-template <int KH, int KW, int PX, int NV, int PY = 1>
-FISSILE_INLINE void depthwise_last(vf (&c)[PY * PX][NV], const float* x, int64_t pixel,
-                                   int64_t line, int64_t row, int64_t tap, const float* w,
-                                   int64_t w_tap) {
-#pragma GCC unroll 16
-  for (int v = 0; v < NV; v++)
-#pragma GCC unroll 16
-    for (int i = 0; i < KH; i++)
-#pragma GCC unroll 16
-      for (int j = 0; j < KW; j++) {
-        vf s = load<vf>(w + (i * KW + j) * w_tap + v * VL);
-#pragma GCC unroll 16
-        for (int py = 0; py < PY; py++)
-#pragma GCC unroll 16
-          for (int px = 0; px < PX; px++)
-            c[py * PX + px][v] =
-                native_fma(load<vf>(x + py * line + px * pixel + i * row + j * tap + v * VL), s,
-                           c[py * PX + px][v]);
-      }
-}
 
 struct Weighted {
   static constexpr bool has_weights = true;
@@ -76,19 +53,6 @@ FISSILE_INLINE void slide_last(vf (&c)[PX][1], const float* x, int64_t kh, int64
   copy_tile(c, t);
 }
 
-// Any kernel size; the window loops stay loops.
-template <int PX, int NV, int PY = 1>
-FISSILE_INLINE void depthwise_last_any(vf (&c)[PY * PX][NV], const float* x, int64_t kh, int64_t kw,
-                                       int64_t pixel, int64_t line, int64_t row, int64_t tap,
-                                       const float* w, int64_t w_tap) {
-  vf t[PY * PX][NV];
-  copy_tile(t, c);
-  for (int64_t i = 0; i < kh; i++)
-    for (int64_t j = 0; j < kw; j++, w += w_tap)
-      depthwise_last<1, 1, PX, NV, PY>(t, x + i * row + j * tap, pixel, line, 0, 0, w, 0);
-  copy_tile(c, t);
-}
-
 // VL values at stride S. With S = 2 reads 2 VL values, otherwise (VL - 1) * S + 1.
 template <int S> FISSILE_INLINE vf load_step(const float* p) {
   if constexpr (S == 1) return load<vf>(p);
@@ -116,6 +80,7 @@ FISSILE_INLINE void depthwise_first(vf (&c)[PY][NV], const float* x, int64_t lin
     }
 }
 
+// Any kernel size; the window loops stay loops.
 template <int S, int NV, int PY = 1>
 FISSILE_INLINE void depthwise_first_any(vf (&c)[PY][NV], const float* x, int64_t kh, int64_t kw,
                                         int64_t line, int64_t row, int64_t tap, const float* w) {

@@ -28,22 +28,6 @@ struct Sum {
   FISSILE_INLINE vf fold(vf a, vf b, vf) { return a + b; }
 };
 
-template <class Op, int KH, int KW, int PX, int NV, int PY>
-FISSILE_INLINE void pool_last(vf (&c)[PY * PX][NV], const float* x, int64_t pixel, int64_t line,
-                              int64_t row, int64_t tap) {
-#pragma GCC unroll 16
-  for (int v = 0; v < NV; v++)
-#pragma GCC unroll 16
-    for (int i = 0; i < KH; i++)
-#pragma GCC unroll 16
-      for (int j = 0; j < KW; j++)
-#pragma GCC unroll 16
-        for (int py = 0; py < PY; py++)
-#pragma GCC unroll 16
-          for (int px = 0; px < PX; px++)
-            c[py * PX + px][v] = Op::fold(c[py * PX + px][v], load<vf>(x + py * line + px * pixel +
-                                                                       i * row + j * tap + v * VL));
-}
 template <class Op, int KH, int KW, int S, int NV, int PY>
 FISSILE_INLINE void pool_first(vf (&c)[PY][NV], const float* x, int64_t line, int64_t row,
                                int64_t tap) {
@@ -60,21 +44,6 @@ FISSILE_INLINE void pool_first(vf (&c)[PY][NV], const float* x, int64_t line, in
 }
 
 #define FISSILE_POOL(name, Op)                                                                     \
-  template <int KH, int KW, int PX, int NV, int PY = 1>                                            \
-  FISSILE_INLINE void name##_last(vf(&c)[PY * PX][NV], const float* x, int64_t pixel,              \
-                                  int64_t line, int64_t row, int64_t tap) {                        \
-    pool_last<Op, KH, KW, PX, NV, PY>(c, x, pixel, line, row, tap);                                \
-  }                                                                                                \
-  template <int PX, int NV, int PY = 1>                                                            \
-  FISSILE_INLINE void name##_last_any(vf(&c)[PY * PX][NV], const float* x, int64_t kh, int64_t kw, \
-                                      int64_t pixel, int64_t line, int64_t row, int64_t tap) {     \
-    vf t[PY * PX][NV];                                                                             \
-    copy_tile(t, c);                                                                               \
-    for (int64_t i = 0; i < kh; i++)                                                               \
-      for (int64_t j = 0; j < kw; j++)                                                             \
-        pool_last<Op, 1, 1, PX, NV, PY>(t, x + i * row + j * tap, pixel, line, 0, 0);              \
-    copy_tile(c, t);                                                                               \
-  }                                                                                                \
   template <int KH, int KW, int S, int NV, int PY = 1>                                             \
   FISSILE_INLINE void name##_first(vf(&c)[PY][NV], const float* x, int64_t line, int64_t row,      \
                                    int64_t tap) {                                                  \
