@@ -56,7 +56,6 @@ FULL_S = 3600.0
 RETUNE = 0.25  # of the time of tuning, after a plan was wrong
 
 Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
-Source = "str | Path | bytes | onnx.ModelProto"
 
 
 @dataclass

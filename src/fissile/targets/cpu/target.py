@@ -89,7 +89,8 @@ class Cpu:
         )
 
     def admissible(self, nodes: Sequence[Node]) -> bool:
-        """May some implementation compute these together? Monotone."""
+        """May some implementation compute these together? Monotone, but for what one of them
+        reaches upwards from its last member (`impls/heads.py`)."""
         return any(i.reaches(nodes, self._weighty) for i in self.offered)
 
     @property
@@ -188,15 +189,12 @@ class Cpu:
             bare = Candidate(region, impl.name, (), needs, gives)
             for params in impl.variants(bare, self.machine):
                 candidate = replace(bare, params=params)
-                candidate = replace(
-                    candidate, saving=impl.saving(candidate), error=impl.error(candidate),
-                    extra_bytes=impl.extra_bytes(candidate),
-                )  # fmt: skip
-                if self.exact and candidate.error:
+                error = impl.error(candidate)
+                if (self.exact and error) or not self.is_legal(candidate):
                     continue
-                if self.is_legal(candidate):
-                    settled = settled or not impl.rival
-                    yield candidate
+                settled = settled or not impl.rival
+                saving, extra = impl.saving(candidate), impl.extra_bytes(candidate)
+                yield replace(candidate, saving=saving, error=error, extra_bytes=extra)
 
     # -- kernels
 

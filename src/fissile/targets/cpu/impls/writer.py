@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fissile.ir.graph import Node, Value
-from fissile.ir.layout import Layout, Token, row_major
+from fissile.ir.layout import Token, row_major
 from fissile.kernels.blend import blend_of
 from fissile.kernels.candidate import Candidate, Kernel, Packing, Param
 from fissile.tiles.cpp import Printer
@@ -132,11 +132,6 @@ def strides_of(token: Token) -> tuple[int, ...]:
     if token.layout.tile:
         raise Illegal(f"a tensor in blocks: {token.layout!r}")
     return token.layout.strides(token.value.shape)
-
-
-def memory_order(value: Value, layout: Layout) -> list[int]:
-    """Axes of more than one step, outermost first."""
-    return [a for a in layout.order if value.shape[a] > 1]
 
 
 def block_of(extent: int, inner: int, least: int, unit: int = 1) -> int:
