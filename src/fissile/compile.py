@@ -38,7 +38,7 @@ from fissile.plan.choices import choices
 from fissile.plan.memory import plan as place
 from fissile.plan.order import arrange
 from fissile.select.ablate import ablated, check_without
-from fissile.select.limits import stored
+from fissile.select.limits import limits as used
 from fissile.select.tune import Selection, tune
 from fissile.targets.cpu.build import build
 from fissile.targets.cpu.calibrate import calibrate
@@ -190,7 +190,7 @@ def choices_of(
 
     def choose(budget_s: float, noise: Noise | None) -> Selection:
         costs = Model(machine, cpu.efficiency, defaults())
-        limits = (stored(graph), *((noise,) if noise else ()))
+        limits = (*used(graph, offered), *((noise,) if noise else ()))
         return tune_(
             graph, offered, cpu, costs, measuring, known, budget_s, stages.progress, once, limits
         )

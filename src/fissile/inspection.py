@@ -96,7 +96,8 @@ def _plan(graph: Graph, target: str) -> Facts:
         "gap": selection.gap,
         "arena_bytes": found.arena_bytes,
         "arena_bound_bytes": found.arena_bound_bytes,
-        "weights_bytes": sum(w.size_bytes for w in found.weights),
+        "weights_bytes": found.weights_bytes,
+        "opened_bytes": found.opened_bytes,
         "choices": won,
         "lines": _with_rivals(_steps(found, graph), won),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fissile.ir.graph import placeholder
 from fissile.ir.layout import row_major
 from fissile.ir.prims import add, constant, mul, neg, reshape, slice_
 from fissile.ir.types import of
+from fissile.kernels.candidate import Packing
 from fissile.plan.arena import Span, live_bound, place
 from fissile.plan.memory import plan
 from fissile.plan.order import arrange, peak_bytes
@@ -210,6 +212,33 @@ def test_weights_are_stored_once():
     assert [(w.offset, w.size_bytes) for w in plain.weights] == [(0, 36)]
     kernels = {c: lower(c, "other" if i else None) for i, c in enumerate(order)}
     assert [w.offset for w in plan(graph, order, kernels).weights] == [0, 64]
+
+
+def test_what_is_packed_at_opening_is_stored_plain():
+    """Two kernels share what is packed alike; the plain constant is there once, for a third too."""
+    x, w = placeholder(of((9,))), constant(np.arange(9, dtype=np.float32))
+    y = mul(add(mul(x, w), w), w)
+    graph = graph_of([x], [y])
+    order = arrange(graph, singles(graph))
+    opening = Packing("other", (1,), opening=True)
+    kernels = {c: lower(c, None) for c in order}
+    for c in order[:2]:
+        params = (replace(p, packing=opening if p.role == "constant" else None)
+                  for p in kernels[c].params)  # fmt: skip
+        kernels[c] = replace(kernels[c], params=tuple(params))
+    found = plan(graph, order, kernels)
+    assert [(w.packing, w.offset, w.size_bytes) for w in found.weights] == [(None, 0, 36)]
+    (opened,) = found.opened
+    assert (opened.source, opened.offset, opened.size_bytes) == (Slot("weights", 0, 0), 0, 36)
+    assert (found.weights_bytes, found.opened_bytes) == (36, 36)
+    constants = [
+        slot.space
+        for step in found.steps
+        if isinstance(step, Launch)
+        for p, slot in zip(step.kernel.params, step.slots, strict=True)
+        if p.role == "constant"
+    ]
+    assert constants == ["opened", "opened", "weights"]
 
 
 def test_zero_size():

@@ -80,7 +80,8 @@ def _memory(plan: Plan) -> dict[str, int]:
         "arena_bytes": plan.arena_bytes,
         "arena_bound_bytes": plan.arena_bound_bytes,
         "scratch_bytes": plan.scratch_bytes,
-        "weights_bytes": max((w.offset + w.size_bytes for w in plan.weights), default=0),
+        "weights_bytes": plan.weights_bytes,
+        "opened_bytes": plan.opened_bytes,
     }
 
 

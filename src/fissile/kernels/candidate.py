@@ -38,7 +38,8 @@ class Candidate:
     """`needs` follow region.tensors, `gives` follow region.outputs. `params` is hashable.
 
     saving: multiplications that define its linear primitives over those that it executes.
-    extra_bytes: of constants, beyond their own size, that its kernel reads.
+    extra_bytes: of constants, beyond their own size, that are stored for its kernel.
+    opened_bytes: of constants that are made in memory for its kernel when the artifact is opened.
     error: the relative rms error that it is expected to add to that of the definition in f32.
     """
 
@@ -50,6 +51,7 @@ class Candidate:
     saving: float = 1.0
     error: float = 0.0
     extra_bytes: int = 0
+    opened_bytes: int = 0
 
     @property
     def is_adapter(self) -> bool:
@@ -86,10 +88,12 @@ def _described(token: Token) -> str:
 @dataclass(frozen=True)
 class Packing:
     """How a constant is laid out for a kernel: the name of a packer of the target and its
-    arguments."""
+    arguments. `opening`: the plain constant is stored, and packed when the artifact is opened; the
+    run time has the packer under the same name."""
 
     packer: str
     args: tuple[Any, ...] = ()
+    opening: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fissile.ir.types import DTYPES
 from fissile.kernels.candidate import Candidate, Kernel, Packing, Param, parameter_value
 from fissile.plan.arena import Span, live_bound, place
 from fissile.plan.order import aligned, output_tokens
-from fissile.plan.plan import Buffer, Launch, Plan, Slot, Transfer, Weight
+from fissile.plan.plan import Buffer, Launch, Opened, Plan, Slot, Transfer, Weight
 
 C_SIZES = {d.c: d.size_bytes for d in DTYPES if d.c}
 
@@ -66,7 +66,8 @@ class _Planner:
         self.roots: list[_Root] = []
         self.places: dict[Token, _Place] = {}
         self.weights: dict[tuple[Value, Packing | None], Weight] = {}
-        self.weight_bytes = 0
+        self.opened: dict[tuple[Value, Packing], Opened] = {}
+        self.weight_bytes = self.opened_bytes = 0
         self.launches: list[tuple[Candidate, list[_Place]]] = []
 
     def plan(self) -> Plan:
@@ -81,6 +82,7 @@ class _Planner:
             (*steps, *self._transfers(outputs)),
             tuple(_buffer(r) for r in self.roots),
             tuple(self.weights.values()),
+            tuple(self.opened.values()),
             arena,
             bound,
             max((s.kernel.scratch_bytes for s in steps), default=0),
@@ -101,16 +103,26 @@ class _Planner:
             return self.places.setdefault(token, _Place(slot, 0))
         raise FissileError(f"{token!r} is needed by {reader} before anything gives it")
 
+    def _constant(self, value: Value, packing: Packing | None, size_bytes: int) -> Slot:
+        """Where a packed constant lies, of which there is one."""
+        if packing is None or not packing.opening:
+            return self._weight(value, packing, size_bytes)
+        opened = self.opened.get((value, packing))
+        if opened is None:
+            source = self._weight(value, None, value.type.size_bytes)
+            opened = Opened(value, packing, source, self.opened_bytes, size_bytes)
+            self.opened[value, packing] = opened
+            self.opened_bytes += aligned(size_bytes)
+        _check_size(opened, size_bytes)
+        return Slot("opened", 0, opened.offset)
+
     def _weight(self, value: Value, packing: Packing | None, size_bytes: int) -> Slot:
         weight = self.weights.get((value, packing))
         if weight is None:
             weight = Weight(value, packing, self.weight_bytes, size_bytes)
             self.weights[value, packing] = weight
             self.weight_bytes += aligned(size_bytes)
-        if weight.size_bytes != size_bytes:
-            raise FissileError(
-                f"{packing} of {value.type} is both {weight.size_bytes} and {size_bytes} B"
-            )
+        _check_size(weight, size_bytes)
         return Slot("weights", 0, weight.offset)
 
     def _alias(self, candidate: Candidate) -> None:
@@ -148,7 +160,7 @@ class _Planner:
         if param.role == "give":
             return gives[param.index]
         size = param.elements * C_SIZES[param.element]
-        return _Place(self._weight(parameter_value(candidate, param), param.packing, size), 0)
+        return _Place(self._constant(parameter_value(candidate, param), param.packing, size), 0)
 
     def _write_in_place(self, outputs: Sequence[_Place]) -> None:
         """Give a root the memory of the first output that covers it."""
@@ -181,6 +193,12 @@ class _Planner:
             if source != target and value.type.size_bytes:
                 copies.append(Transfer(source, target, value.type.size_bytes))
         return copies
+
+
+def _check_size(constant: Weight | Opened, size_bytes: int) -> None:
+    if constant.size_bytes != size_bytes:
+        what = f"{constant.packing} of {constant.value.type}"
+        raise FissileError(f"{what} is both {constant.size_bytes} and {size_bytes} B")
 
 
 def _slot(p: _Place) -> Slot:

@@ -15,10 +15,10 @@ from fissile.kernels.candidate import Candidate, Kernel, Packing
 
 @dataclass(frozen=True)
 class Slot:
-    """A place: arena or weights (byte offset), input or output (index; then a byte offset
+    """A place: arena, weights or opened (byte offset), input or output (index; then a byte offset
     inside)."""
 
-    space: str  # arena, weights, input, output
+    space: str  # arena, weights, opened, input, output
     index: int
     offset: int
 
@@ -66,10 +66,33 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """A constant that is packed when the artifact is opened: from `source`, to an offset in the
+    memory for such."""
+
+    value: Value
+    packing: Packing
+    source: Slot
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class Plan:
     steps: tuple[Launch | Transfer, ...]
     buffers: tuple[Buffer, ...]
     weights: tuple[Weight, ...]
+    opened: tuple[Opened, ...]
     arena_bytes: int
     arena_bound_bytes: int  # the largest live set: no plan in this order can need less
     scratch_bytes: int  # per thread
+
+    @property
+    def weights_bytes(self) -> int:
+        """Of the file of constants."""
+        return max((w.offset + w.size_bytes for w in self.weights), default=0)
+
+    @property
+    def opened_bytes(self) -> int:
+        """Of the memory for constants that are packed when the artifact is opened."""
+        return max((w.offset + w.size_bytes for w in self.opened), default=0)

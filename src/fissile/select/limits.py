@@ -5,17 +5,36 @@ sum_k share(k) x_k <= 1                                             (see program
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate
 
-WEIGHTS = 0.9  # bytes beyond those of the model's constants, over these
+Share = Callable[[Candidate], float]
+STORED = 0.9  # bytes on disk beyond those of the model's constants, over these
+OPENED = 1.5  # bytes of constants packed in memory, over those of the model's ...
+RESULTS = 4  # ... beyond this many results of the largest primitive
 
 
-def stored(graph: Graph) -> Callable[[Candidate], float]:
-    """The share of a candidate whose kernel wants more bytes of constants than the model has for
-    it, as Winograd's convolution does: an artifact should stay below twice the model's size."""
+def limits(graph: Graph, candidates: Iterable[Candidate]) -> tuple[Share, ...]:
+    """The shares that could exceed 1.
+
+    An artifact stays below twice the model's size. What it packs in memory stays below what an
+    ordinary runtime has there: the weights, a second form of most, and a few results at once.
+    """
     constants = {v for n in graph.nodes for v in n.inputs if v.is_constant}
-    allowed = WEIGHTS * sum(v.type.size_bytes for v in constants)
-    return lambda c: c.extra_bytes / allowed if c.extra_bytes else 0.0
+    weights = sum(v.type.size_bytes for v in constants)
+    largest = max((v.type.size_bytes for n in graph.primitives for v in n.outputs), default=0)
+    stored, opened = STORED * weights, OPENED * weights + RESULTS * largest
+    shares: tuple[Share, ...] = (
+        lambda c: c.extra_bytes / stored if c.extra_bytes else 0.0,
+        lambda c: c.opened_bytes / opened if c.opened_bytes else 0.0,
+    )
+    users = [c for c in candidates if c.extra_bytes or c.opened_bytes]
+    return tuple(share for share in shares if _all(users, share) > 1)
+
+
+def _all(candidates: Iterable[Candidate], share: Share) -> float:
+    """Every form of every constant at once: equal forms of one are one."""
+    forms = {(c.region.parameters, c.impl, c.params): share(c) for c in candidates}
+    return sum(forms.values())

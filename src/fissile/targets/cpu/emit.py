@@ -17,14 +17,14 @@ from fissile.errors import FissileError, shown
 from fissile.ir.graph import Graph, Node
 from fissile.ir.types import TensorType
 from fissile.kernels.candidate import Candidate, Kernel
-from fissile.plan.plan import Launch, Plan, Slot, Transfer
+from fissile.plan.plan import Launch, Opened, Plan, Slot, Transfer
 from fissile.targets.cpu.template import HEADER, MODEL
 
 RUNTIME = Path(__file__).parent / "runtime"
 UNIT_KERNELS = 64
 RUN_STEPS = 250  # steps in one function of a long run
 _NAMES = 6  # model node names in one comment
-NOT_FOR_KERNELS = ("threads.h", "aligned.h")
+NOT_FOR_KERNELS = ("threads.h", "aligned.h", "pack.h")
 
 
 @dataclass(frozen=True)
@@ -189,11 +189,12 @@ def _safe(text: str) -> str:
 def _model(
     plan: Plan, graph: Graph, prefix: str, regions: dict[int, int], kernels: str, includes: str
 ) -> str:
-    weights = max((w.offset + w.size_bytes for w in plan.weights), default=0)
     parts = list(_run_parts(plan, graph, prefix, regions))
     fill = {
         "HEAD": _head(graph), "PREFIX": prefix, "INCLUDES": includes, "KERNELS": _space(kernels),
-        "ARENA": str(plan.arena_bytes), "SCRATCH": str(_scratch(plan)), "WEIGHTS": str(weights),
+        "ARENA": str(plan.arena_bytes), "SCRATCH": str(_scratch(plan)),
+        "WEIGHTS": str(plan.weights_bytes), "OPENED": str(plan.opened_bytes),
+        "PACKS": "".join(map(_pack, plan.opened)),
         "STEPS": str(len(plan.steps)), "PARTS": "".join(text for _, text in parts),
         "CALLS": "".join(f"  {name}(m, input, output);\n" for name, _ in parts),
         "INPUTS": _tensors("inputs", graph.input_names, [v.type for v in graph.inputs]),
@@ -218,13 +219,18 @@ def _run_parts(
             f"void {name}({prefix}* m, const void* const* input, void* const* output) {{",
             "  char* const arena = m->arena;",
             "  const char* const weights = m->weights;",
+            "  const char* const opened = m->opened;",
         ]
         for i, step in enumerate(plan.steps[start : start + RUN_STEPS], start):
             lines += _step(i, step, graph, regions)
         yield (
             name,
             "\n".join(
-                [*lines, "  (void)arena, (void)weights, (void)input, (void)output;", "}\n\n"]
+                [
+                    *lines,
+                    "  (void)arena, (void)weights, (void)opened, (void)input, (void)output;",
+                    "}\n\n",
+                ]
             ),
         )
 
@@ -245,8 +251,18 @@ def _step(i: int, step: Launch | Transfer, graph: Graph, regions: dict[int, int]
     yield f"  launch(m, {i}, {kernel}, {{{pointers}}});"
 
 
+def _pack(opened: Opened) -> str:
+    """The call of the run time's function by the packer's name: to, from, the shape, the
+    packing's arguments."""
+    where = Slot("opened", 0, opened.offset)
+    target, source = _pointer(where), _pointer(opened.source)
+    numbers = ", ".join(map(str, (*opened.value.shape, *opened.packing.args)))
+    call = f"fissile::{opened.packing.packer}"
+    return f"  {call}((float*)({target}), (const float*)({source}), {numbers});\n"
+
+
 def _pointer(slot: Slot) -> str:
-    if slot.space in ("arena", "weights"):
+    if slot.space in ("arena", "weights", "opened"):
         return f"{slot.space} + {slot.offset}" if slot.offset else slot.space
     place = f"{slot.space}[{slot.index}]"
     cast = "const char*" if slot.space == "input" else "char*"

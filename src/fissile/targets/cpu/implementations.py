@@ -92,7 +92,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation("conv", conv.lower, _linear, 0.95, variants=conv.variants, blocks=True),
     Implementation(
         "winograd", winograd.lower, winograd.takes, 0.75, variants=winograd.variants, rival=True,
-        saving=winograd.saving, error=winograd.error, extra_bytes=winograd.extra_bytes,
+        saving=winograd.saving, error=winograd.error, opened_bytes=winograd.opened_bytes,
     ),
     Implementation(
         "attention", attention.lower, _attends, 0.95, heads.admits, rival=True,

@@ -193,8 +193,11 @@ class Cpu:
                 if (self.exact and error) or not self.is_legal(candidate):
                     continue
                 settled = settled or not impl.rival
-                saving, extra = impl.saving(candidate), impl.extra_bytes(candidate)
-                yield replace(candidate, saving=saving, error=error, extra_bytes=extra)
+                yield replace(
+                    candidate, saving=impl.saving(candidate), error=error,
+                    extra_bytes=impl.extra_bytes(candidate),
+                    opened_bytes=impl.opened_bytes(candidate),
+                )  # fmt: skip
 
     # -- kernels
 

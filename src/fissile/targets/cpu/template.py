@@ -64,6 +64,7 @@ MODEL = """\
 #include <unistd.h>
 
 #include "runtime/aligned.h"
+#include "runtime/pack.h"
 #include "runtime/threads.h"
 @INCLUDES@
 // ---------------------------------------------------------------- kernels
@@ -76,6 +77,7 @@ struct @PREFIX@ {
   char* arena;          // @ARENA@ B
   char* scratch;        // @SCRATCH@ B for each thread
   const char* weights;  // @WEIGHTS@ B, mapped
+  char* opened;         // @OPENED@ B: weights that were packed when the model was opened
   double* us;           // null, or where the time of every step goes
 };
 
@@ -83,6 +85,7 @@ namespace {
 
 typedef void (*kernel_fn)(void** p, char* scratch, long begin, long end);
 constexpr size_t arena_bytes = @ARENA@, scratch_bytes = @SCRATCH@, weights_bytes = @WEIGHTS@;
+constexpr size_t opened_bytes = @OPENED@;
 thread_local char message[512] = "";
 
 double now_us() {
@@ -143,6 +146,13 @@ const char* map_weights(const char* path) {
   return nullptr;
 }
 
+// What kernels want in another form than the file has it in.
+void pack(@PREFIX@* m) {
+  const char* const weights = m->weights;
+  char* const opened = m->opened;
+  (void)weights, (void)opened;
+@PACKS@}
+
 @INPUTS@@OUTPUTS@
 }  // namespace
 
@@ -154,11 +164,16 @@ API @PREFIX@* @PREFIX@_create(const char* weights_path, int threads) {
   if (threads <= 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   fissile::pool* pool = fissile::pool_create(threads);
   int got = fissile::pool_threads(pool);
-  @PREFIX@* m = new @PREFIX@{pool, nullptr, nullptr, weights, nullptr};
+  @PREFIX@* m = new @PREFIX@{pool, nullptr, nullptr, weights, nullptr, nullptr};
   m->arena = (char*)fissile::aligned_alloc64(arena_bytes);
   m->scratch = (char*)fissile::aligned_alloc64(scratch_bytes * got);
-  if (m->arena && m->scratch) return m;
-  snprintf(message, sizeof message, "out of memory: %zu B", arena_bytes + scratch_bytes * got);
+  m->opened = (char*)fissile::aligned_alloc64(opened_bytes);
+  if (m->arena && m->scratch && m->opened) {
+    pack(m);
+    return m;
+  }
+  const size_t bytes = arena_bytes + scratch_bytes * got + opened_bytes;
+  snprintf(message, sizeof message, "out of memory: %zu B", bytes);
   @PREFIX@_destroy(m);
   return nullptr;
 }
@@ -168,6 +183,7 @@ API void @PREFIX@_destroy(@PREFIX@* m) {
   fissile::pool_destroy(m->threads);
   fissile::aligned_free64(m->arena);
   fissile::aligned_free64(m->scratch);
+  fissile::aligned_free64(m->opened);
   if (weights_bytes) munmap((void*)m->weights, weights_bytes);
   delete m;
 }

@@ -52,7 +52,8 @@ class Implementation:
     efficiency: the share of peak arithmetic that it reaches where memory does not limit it.
     blocks: can it read and write channels in blocks?
     library: what has to be on the machine for it (a name of `targets/cpu/libraries.py`).
-    saving, error, extra_bytes: what `Candidate` says of them, from a candidate with its parameters.
+    saving, error, extra_bytes, opened_bytes: what `Candidate` says of them, from a candidate with
+        its parameters.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Implementation:
     saving: Callable[[Candidate], float] = lambda candidate: 1.0
     error: Callable[[Candidate], float] = lambda candidate: 0.0
     extra_bytes: Callable[[Candidate], int] = lambda candidate: 0
+    opened_bytes: Callable[[Candidate], int] = lambda candidate: 0
     primitives: int = 8
     contractions: int = 1
 

@@ -81,10 +81,10 @@ def saving(candidate: Candidate) -> float:
     return 9 * m * m / (m + 2) ** 2
 
 
-def extra_bytes(candidate: Candidate) -> int:
-    """(m + 2)^2 weights are stored for each 9."""
+def opened_bytes(candidate: Candidate) -> int:
+    """(m + 2)^2 weights are made of each 9."""
     (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
-    return node.inputs[1].type.size_bytes * ((candidate.param["m"] + 2) ** 2 - 9) // 9
+    return node.inputs[1].type.size_bytes * (candidate.param["m"] + 2) ** 2 // 9
 
 
 def error(candidate: Candidate) -> float:
@@ -214,7 +214,10 @@ class _Winograd:
         taps, tiling = self.cut.taps, self.cut.tiling
         arguments = (self.m, lanes.width, self.machine.vl)
         size = taps * s.c * lanes.width
-        weights = writer.packed(s.node.inputs[1], "winograd_panels", arguments, lanes.count * size)
+        elements = lanes.count * size
+        weights = writer.packed(
+            s.node.inputs[1], "winograd_panels", arguments, elements, opening=True
+        )
         source = whole(self.candidate, writer, s, tiling.rows)
         writer.local("v", taps * self.plane)
         writer.local("u", taps * self.products)

@@ -84,10 +84,14 @@ class Writer:
                 found[v] = Rows(pointer, terms, v.shape[1 - axis])
         return found
 
-    def packed(self, value: Value, packer: str, args: tuple[object, ...], elements: int) -> str:
-        """The pointer to a constant that is laid out for this kernel when the model is built."""
+    def packed(
+        self, value: Value, packer: str, args: tuple[object, ...], elements: int,
+        opening: bool = False,
+    ) -> str:  # fmt: skip
+        """The pointer to a constant that is laid out for this kernel when the model is built, or
+        opened."""
         index = self.candidate.region.parameters.index(value)
-        self.packings[index] = (Packing(packer, args), elements)
+        self.packings[index] = (Packing(packer, args, opening), elements)
         return f"w{index}"
 
     def local(self, name: str, elements: int, ctype: str = "float") -> str:
