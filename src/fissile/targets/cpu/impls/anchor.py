@@ -11,11 +11,12 @@ where the point ends up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fissile.ir.graph import Node, Value
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate
+from fissile.targets.cpu.impls.ahead import Places, places
 from fissile.targets.cpu.impls.writer import Writer, range_of, strides_of
 from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward, operations
 from fissile.tiles.index import Index, Var, dot, floordiv, mod, var
@@ -175,11 +176,13 @@ def address(point: Point, strides: Sequence[int]) -> Index:
 @dataclass(frozen=True)
 class Epilogue:
     """C++ that ends one vector: it uses `l`, the accumulator `a` and the variables n, m, h, w.
-    `stored`: pointers and addresses, in h and w among others, that it stores to."""
+    `stored`: pointers and addresses, in h and w among others, that it stores to. `far`: what to ask
+    for ahead."""
 
     lines: list[str]
     operations: float
     stored: tuple[tuple[str, Index], ...] = ()
+    far: Places = field(default_factory=dict)
 
 
 def epilogue(candidate: Candidate, writer: Writer, s: Slide) -> Epilogue:
@@ -240,7 +243,8 @@ def _epilogue(candidate: Candidate, writer: Writer, s: Slide, along: Lanes) -> E
         for i, t in enumerate(candidate.gives)
         if not t.layout.tile
     )
-    return Epilogue(lines, sum(operations(st.value) for st in stores), stored)
+    far = places(candidate, stores, (h, along.w)) if not along.head else {}
+    return Epilogue(lines, sum(operations(st.value) for st in stores), stored, far)
 
 
 def _accumulator(here: Point) -> Leaf:

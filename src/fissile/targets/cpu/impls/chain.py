@@ -213,7 +213,9 @@ class _Chain:
 
     def _kernel(self, s: Stage, most: int) -> Kernel:
         """The stage's own kernel, for ranges of rows."""
-        asked: Params = (("range", (most, s.images * s.lines)),)
+        near = [f"x{i}" for i, v in enumerate(s.region.tensors) if v in self.producer]
+        near += [f"y{i}" for i, v in enumerate(s.region.outputs) if v not in self.given]
+        asked: Params = (("range", (most, s.images * s.lines)), ("near", tuple(near)))
         needs = tuple(self.tokens[v] for v in s.region.tensors)
         gives = tuple(self.tokens[v] for v in s.region.outputs)
         part = Candidate(s.region, "stage", asked, needs, gives)

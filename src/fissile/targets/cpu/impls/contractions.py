@@ -22,6 +22,7 @@ from fissile.ir.graph import Node
 from fissile.ir.types import F32
 from fissile.kernels.blend import linear_anchors
 from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.targets.cpu.impls.ahead import LEAST_TERMS, fetch, places
 from fissile.targets.cpu.impls.lines import plus
 from fissile.targets.cpu.impls.product import Operand, Product, product
 from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
@@ -39,7 +40,7 @@ from fissile.tiles.expr import (
     operations,
 )
 from fissile.tiles.index import Index, Var, const, flatten, text, var
-from fissile.tiles.nest import Decided, Env, expressions, loop, nest, vectorises
+from fissile.tiles.nest import Decided, Env, loop, nest, vectorises
 from fissile.tiles.tree import Store, Tree
 
 SHARES = 4  # tiles for each thread, where one more or less makes threads wait
@@ -369,27 +370,21 @@ class _Contraction:
         tile = f"mr.value, {self.nv}"
         operands = f"{a}, {left.row}, {left.step}, {right.pointer}, {right.row}"
         product = f"contract<{tile}>(c, {self.K}, {operands});"
-        stores, fetches = self._stores(), []
+        stores = self._stores()
         if self.streams:
             ahead = f"contract_ahead<{tile}>(c, {self.K}, {a}, {left.row}, {right.pointer});"
             product = ahead if self.panels == 1 else f"if (n == 0) {ahead} else {product}"
-            fetches = self._fetches(stores, row)
-        lines = [f"vf c[mr.value][{self.nv}];", "zero(c);", *fetches, product]
+        lines = [f"vf c[mr.value][{self.nv}];", "zero(c);", *self._fetch(stores, row), product]
         lines += self._epilogue(stores, row)
         return [f"  {call}", *("    " + x for x in lines), "  });"]
 
-    def _fetches(self, stores: Sequence[Store], row: str) -> list[str]:
+    def _fetch(self, stores: Sequence[Store], row: str) -> list[str]:
         """What the epilogue reads and writes of tokens, asked for before the product."""
-        loads = [e for s in stores for e in expressions(s.value) if isinstance(e, Load)]
-        own = [e for e in loads if e.pointer.startswith("x") and self.m in e.address.vars]
-        places = {f"{e.pointer} + {text(e.address)}": 0 for e in own}
-        places |= {f"{s.pointer} + {text(s.address)}": 1 for s in stores}
-        return [
-            f"each_place<mr.value, {self.nv}>([&](int r, int v) FISSILE_BODY {{",
-            f"  const int64_t i = {row} + r, j = int64_t(v) * VL;",
-            *(f"  __builtin_prefetch({at}, {write});" for at, write in places.items()),
-            "});",
-        ]
+        if self.K < LEAST_TERMS:
+            return []
+        where = [f"const int64_t i = {row} + r, j = int64_t(v) * VL;"]
+        at = places(self.candidate, stores, (self.m,))
+        return fetch(f"mr.value, {self.nv}", "int r, int v", where, at)
 
     def _stores(self) -> list[Store]:
         j = Var("j", 0, self.nw - 1)

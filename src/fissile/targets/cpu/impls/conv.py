@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from fissile.kernels.candidate import Candidate, Kernel, No, Packing
 from fissile.kernels.region import is_scalar
+from fissile.targets.cpu.impls.ahead import LEAST_TERMS, fetch
 from fissile.targets.cpu.impls.anchor import (
     CHANNELS,
     Epilogue,
@@ -133,6 +134,7 @@ def _rows(s: Slide, shape: Shape, source: Input, end: Epilogue) -> list[str]:
             "constexpr int PX = px.value;",
             "vf c[PY * PX][NV];",
             "zero(c);",
+            *_fetch(s, "PY * PX, NV", where, end),
             _conv_tile(s, source),
             *each_vector("N", end, [where]),
         ],
@@ -146,6 +148,11 @@ def _rows(s: Slide, shape: Shape, source: Input, end: Epilogue) -> list[str]:
         ["constexpr int PY = py.value;", "const int64_t top = h0 + row;", *columns],
         "});",
     )
+
+
+def _fetch(s: Slide, tile: str, where: str, end: Epilogue) -> list[str]:
+    terms = s.c // s.groups * s.taps
+    return fetch(tile, "int p, int v", [where], end.far) if terms >= LEAST_TERMS else []
 
 
 def _conv_tile(s: Slide, source: Input) -> str:
@@ -179,6 +186,12 @@ def _first(candidate: Candidate, machine: Machine, s: Slide) -> Kernel:
     start = plus("first", (share if tiling.splits > 1 else 0, "split"))
     if s.groups > 1:
         start = plus(start, (s.m // s.groups, "g"))
+    where, end = (
+        "const int64_t h = top, w = left + v * VL, m = m0 + p;",
+        epilogue(candidate, writer, s),
+    )
+    if shape.py > 1:
+        where = "const int64_t h = top + p / MR, w = left + v * VL, m = m0 + p % MR;"
     channels = block(
         f"for_rows<{shape.px}, {share}>([&](auto mr, int64_t first) {{",
         [
@@ -186,13 +199,12 @@ def _first(candidate: Candidate, machine: Machine, s: Slide) -> Kernel:
             f"const int64_t m0 = {start};",
             "vf c[PY * MR][NV];",
             "zero(c);",
+            *_fetch(s, "PY * MR, NV", where, end),
             _conv_first(s, source, k),
-            *each_vector("N", epilogue(candidate, writer, s), [
-                "const int64_t h = top + p / MR, w = left + v * VL, m = m0 + p % MR;"
-                if shape.py > 1 else "const int64_t h = top, w = left + v * VL, m = m0 + p;"]),
+            *each_vector("N", end, [where]),
         ],
         "});",
-    )  # fmt: skip
+    )
     if s.groups > 1:
         channels = block(f"for (int64_t g = 0; g < {s.groups}; ++g) {{", channels)
     head = "constexpr int NV = vectors.value, N = width.value, PY = rows.value;"

@@ -18,6 +18,7 @@ from fissile.cost.model import flops
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region
+from fissile.targets.cpu.impls.ahead import Places, fetch, places
 from fissile.targets.cpu.impls.contractions import UNROLLED, accumulator, anchor_of, tile_shapes
 from fissile.targets.cpu.impls.implementation import Params
 from fissile.targets.cpu.impls.lines import block
@@ -105,6 +106,7 @@ class _Strassen:
         self.panels = -(-self.half_n // self.nw)
         self.row = self.half_k + 16  # apart from a multiple of a page, whose rows share cache sets
         self.leaves = self.w.leaves()
+        self.far: list[Places] = []
         self.spans = 1 if self.blocks >= 4 else min(4, self.panels)
 
     def _is_small(self) -> bool:
@@ -174,7 +176,8 @@ class _Strassen:
             "constexpr int MR = mr.value;",
             *(line for n in (0, 1) for line in self._epilogue(n)),
             *(line for m in (1, 2) for n in (1, 2) for line in self._end(m, n)),
-            f"strassen<MR, {self.nv}>({tile}, {ends});",
+            *self._fetch(),
+            f"strassen<MR, {self.nv}>({tile}, {ends}, fetch);",
         ]
         rows = f"for_rows<{self.mr}, {self.pairs}>([&](auto mr, int64_t r) {{"
         return [f"const float* b = {weights};", *block(rows, body, "});")]
@@ -199,6 +202,7 @@ class _Strassen:
         ]
         if not vectorises(stores, j):
             raise Illegal("the epilogue cannot run on vectors")
+        self.far.append(places(self.candidate, stores, (i,)))
         self.unroll = "true" if all(operations(s.value) <= UNROLLED for s in stores) else "false"
         name = ("left", "right")[half]
         lines = ["const int64_t i = top + r, j = int64_t(v) * VL;"]
@@ -207,6 +211,16 @@ class _Strassen:
             [*lines, *self.w.printer.statements(stores, j)],
             "};",
         )
+
+    def _fetch(self) -> list[str]:
+        """fetch(m, n) asks for what the end of tile C_mn reads and writes."""
+        where = ["const int64_t i = top + p, j = int64_t(v) * VL;"]
+        left, right = (
+            fetch(f"MR, {self.nv}", "int p, int v", where, at) or ["(void)top;"] for at in self.far
+        )
+        body = ["const int64_t top = (m == 1 ? m0 : m1) + r;"]
+        body += [*block("if (n == 1) {", left), *block("else {", right)]
+        return block("const auto fetch = [&](int m, int n) FISSILE_BODY {", body, "};")
 
     def _end(self, m: int, n: int) -> list[str]:
         """The lambda that stores tile C_mn; the last panel may be narrower."""

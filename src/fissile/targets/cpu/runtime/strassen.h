@@ -41,9 +41,10 @@ template <int MR, int NV> FISSILE_INLINE void add_tile(vf (&c)[MR][NV], const fl
 
 // f11, f12, f21, f22 take the finished tiles of C. `a` holds the seven left factors, `part` apart, rows of them a_row
 // apart; `b` the seven panels of right factors one behind another; `q` room for three tiles.
-template <int MR, int NV, class F11, class F12, class F21, class F22>
-FISSILE_INLINE void strassen(float* q, int64_t K, const float* a, int64_t a_row, int64_t part,
-                             const float* b, F11 f11, F12 f12, F21 f21, F22 f22) {
+// `fetch(m, n)` may ask for what f_mn needs: a product stands between.
+template <int MR, int NV, class F11, class F12, class F21, class F22, class Fetch>
+FISSILE_INLINE void strassen(float* q, int64_t K, const float* a, int64_t a_row, int64_t part, const float* b,
+                             F11 f11, F12 f12, F21 f21, F22 f22, Fetch fetch) {
   constexpr int tile = MR * NV * VL;
   const int64_t panel = K * NV * VL;
   vf c[MR][NV];
@@ -54,18 +55,22 @@ FISSILE_INLINE void strassen(float* q, int64_t K, const float* a, int64_t a_row,
   keep_tile(q + tile, c);
   contract<MR, NV>(c, K, a + 2 * part, a_row, 1, b + 2 * panel);  // + P7
   keep_tile(q + 2 * tile, c);
+  fetch(2, 1);
   contract<MR, NV>(c, K, a + 3 * part, a_row, 1, b + 3 * panel);  // + P4
   f21(c);
   start_from(c, q);
+  fetch(1, 1);
   contract<MR, NV>(c, K, a + 4 * part, a_row, 1, b + 4 * panel);  // P1 + P2
   f11(c);
   zero(c);
+  fetch(2, 2);
   contract<MR, NV>(c, K, a + 5 * part, a_row, 1, b + 5 * panel);  // P5
   keep_tile(q, c);
   add_tile(c, q + 2 * tile);
   f22(c);
   start_from(c, q);
   add_tile(c, q + tile);
+  fetch(1, 2);
   contract<MR, NV>(c, K, a + 6 * part, a_row, 1, b + 6 * panel);  // + P3
   f12(c);
 }
