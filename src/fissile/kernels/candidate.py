@@ -100,7 +100,8 @@ class Packing:
 class Param:
     """One pointer argument of a kernel. `index` counts in candidate.needs, region.parameters or
     candidate.gives, by `role`; "work" is memory that all its tiles share and nobody else reads.
-    `packing` is set for constants. `elements` is the size of what it points to. `ctype` is the element's C type, or the pointer's: `element` is the element's."""
+    `packing` is set for constants. `elements` is the size of what it points to. `ctype` is the
+    element's C type, or the pointer's: `element` is the element's."""
 
     name: str
     ctype: str

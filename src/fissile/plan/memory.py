@@ -215,4 +215,6 @@ def _slot(p: _Place) -> Slot:
 
 def _buffer(root: _Root) -> Buffer:
     assert root.slot is not None
-    return Buffer(root.token, root.slot, root.size_bytes, root.first, root.last, tuple(root.aliases))
+    return Buffer(
+        root.token, root.slot, root.size_bytes, root.first, root.last, tuple(root.aliases)
+    )

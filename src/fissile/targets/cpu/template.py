@@ -120,7 +120,8 @@ inline void launch(@PREFIX@* m, int step, kernel_fn kernel, long tiles, const vo
 
 // The kernel has something to do when all tiles are done.
 template <int N>
-inline void launch_and_close(@PREFIX@* m, int step, kernel_fn kernel, long tiles, const void* const (&p)[N]) {
+inline void launch_and_close(
+    @PREFIX@* m, int step, kernel_fn kernel, long tiles, const void* const (&p)[N]) {
   launch_all(m, step, kernel, tiles, (void**)p, true);
 }
 

@@ -237,11 +237,7 @@ def _epilogue(candidate: Candidate, writer: Writer, s: Slide, along: Lanes) -> E
     if not fits_lanes(stores, along.lane):
         raise Illegal(f"the epilogue cannot run with lanes along the {s.lanes}")
     lines = [*along.head, *writer.printer.trees(trees, along.lane, indent=0)]
-    stored = tuple(
-        (f"y{i}", place_of(t, points[t.value]))
-        for i, t in given
-        if not t.layout.tile
-    )
+    stored = tuple((f"y{i}", place_of(t, points[t.value])) for i, t in given if not t.layout.tile)
     return Epilogue(lines, sum(operations(st.value) for st in stores), stored)
 
 
