@@ -150,8 +150,8 @@ def normalised(y: Value) -> Value:
 def test_regions_that_take_statistics():
     """A normalisation between two convolutions: the first gives its map, mean and scale; what comes
     after needs those three and none of the first."""
-    x = image(1, 16, 12, 12)
-    y = p.conv(padded(x, ((1, 1), (1, 1))), weights(32, 16, 3, 3), (1, 1), (1, 1))
+    x = image(1, 32, 48, 48)
+    y = p.conv(padded(x, ((1, 1), (1, 1))), weights(32, 32, 3, 3), (1, 1), (1, 1))
     z = p.conv(normalised(y), weights(8, 32, 1, 1), (1, 1), (1, 1))
     graph = Graph((x,), (z,), ("x",), ("z",))
     cpu = Cpu(graph)
@@ -164,8 +164,10 @@ def test_regions_that_take_statistics():
     assert not [r for r in identify(graph, Limits()) if statistics_of(r)]
     given = {*taking[0].outputs}
     assert any({*r.tensors} == given and z in r.outputs for r in regions)
-    impls = {c.impl for r in taking for c in cpu.implementations(r)}
-    assert impls == {"measured"}
+    offered = [c for r in taking for c in cpu.implementations(r)]
+    assert {c.impl for c in offered} == {"measured"}
+    costs = {c.param["by"]: (c.saving > 1, c.error > 0, c.opened_bytes > 0) for c in offered}
+    assert costs == {"conv": (False,) * 3, "winograd": (True,) * 3}
 
 
 def test_a_variance_alone_needs_no_mean_outside():

@@ -98,7 +98,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation(
         "measured", measured.lower, measured.takes, 0.9, admits=lambda nodes: False, rival=True,
         variants=measured.variants, saving=measured.saving, error=measured.error,
-        extra_bytes=measured.extra_bytes,
+        opened_bytes=measured.opened_bytes,
     ),
     Implementation(
         "attention", attention.lower, _attends, 0.95, heads.admits, rival=True,

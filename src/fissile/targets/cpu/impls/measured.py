@@ -44,8 +44,8 @@ def error(candidate: Candidate) -> float:
     return winograd.error(candidate) if _is_winograd(candidate) else 0.0
 
 
-def extra_bytes(candidate: Candidate) -> int:
-    return winograd.extra_bytes(candidate) if _is_winograd(candidate) else 0
+def opened_bytes(candidate: Candidate) -> int:
+    return winograd.opened_bytes(candidate) if _is_winograd(candidate) else 0
 
 
 def _is_winograd(candidate: Candidate) -> bool:
