@@ -99,12 +99,13 @@ class Packing:
 @dataclass(frozen=True)
 class Param:
     """One pointer argument of a kernel. `index` counts in candidate.needs, region.parameters or
-    candidate.gives, by `role`; `packing` is set for constants. `elements` is the size of what it
-    points to. `ctype` is the element's C type, or the pointer's: `element` is the element's."""
+    candidate.gives, by `role`; "work" is memory that all its tiles share and nobody else reads.
+    `packing` is set for constants. `elements` is the size of what it points to. `ctype` is the
+    element's C type, or the pointer's: `element` is the element's."""
 
     name: str
     ctype: str
-    role: str  # need, constant, give
+    role: str  # need, constant, give, work
     index: int
     elements: int
     packing: Packing | None = None
@@ -120,7 +121,8 @@ class Kernel:
 
         static void NAME(<params...>, char* scratch, long begin, long end)
 
-    which computes the tiles [begin, end) of `tiles`; any partition gives the same bits.
+    which computes the tiles [begin, end) of `tiles`; any partition gives the same bits. If it
+    `closes`, then [tiles, tiles + 1) is called once all tiles are done: what needs all of them.
     `scratch_bytes` is what one thread needs, 64-byte aligned. Pointers to const are inputs.
     `libraries` are names of what it calls besides the runtime; the target links them.
     """
@@ -131,6 +133,7 @@ class Kernel:
     tiles: int
     scratch_bytes: int
     libraries: tuple[str, ...] = ()
+    closes: bool = False
 
 
 def parameter_value(candidate: Candidate, param: Param) -> Value:

@@ -41,6 +41,7 @@ from fissile.kernels.blend import kind_in_kernel
 from fissile.kernels.chains import chains
 from fissile.kernels.convex import Order, bits, extends, order_of
 from fissile.kernels.region import Region
+from fissile.kernels.statistics import with_statistics
 
 SMALL_ELEMENTS = 64
 STATISTIC_RATIO = 16
@@ -63,6 +64,7 @@ class Limits:
     total: sets in all after which nothing grows any more, or TOTAL_EACH for each primitive if
         that is more.
     stages: anchors of a chain (see `chains`), which is no work of growth; 1: no chains.
+    statistics: convolutions also with the moments of their results (see `statistics`).
     every_output_set: give every set of values that are read outside (Korch, definition 3), not
         only the smallest and the largest.
     """
@@ -74,6 +76,7 @@ class Limits:
     level: int = 10_000
     total: int = 20_000
     stages: int = 1
+    statistics: bool = False
     every_output_set: bool = False
 
 
@@ -109,6 +112,8 @@ def identify(
         nodes = tuple(order.nodes[i] for i in members)
         for outputs in escape.choices(members, mask, limits.every_output_set):
             found.append(Region(nodes, outputs))
+    if limits.statistics:
+        found += with_statistics(graph, tuple(found))
     return tuple(found)
 
 

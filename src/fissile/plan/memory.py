@@ -25,9 +25,11 @@ C_SIZES = {d.c: d.size_bytes for d in DTYPES if d.c}
 
 @dataclass
 class _Root:
-    """Memory that one kernel writes: of a token, or of a result that nobody reads."""
+    """Memory that one kernel writes: of a token, of a result that nobody reads, or, with no token,
+    of what its tiles share."""
 
-    token: Token
+    token: Token | None
+    size_bytes: int
     first: int
     last: int
     aliases: list[Token] = field(default_factory=list)
@@ -144,7 +146,7 @@ class _Planner:
                 p.root.last = step
         gives: list[_Place] = []
         for token in candidate.gives:
-            root = _Root(token, step, step)
+            root = _Root(token, token.size_bytes, step, step)
             self.roots.append(root)
             gives.append(_Place(root, 0))
             self.places.setdefault(token, gives[-1])
@@ -160,6 +162,10 @@ class _Planner:
         if param.role == "give":
             return gives[param.index]
         size = param.elements * C_SIZES[param.element]
+        if param.role == "work":
+            step = len(self.launches)
+            self.roots.append(_Root(None, size, step, step))
+            return _Place(self.roots[-1], 0)
         return _Place(self._constant(parameter_value(candidate, param), param.packing, size), 0)
 
     def _write_in_place(self, outputs: Sequence[_Place]) -> None:
@@ -167,7 +173,7 @@ class _Planner:
         for i, (value, p) in enumerate(zip(self.graph.outputs, outputs, strict=True)):
             if not isinstance(p.root, _Root) or p.root.slot or p.offset:
                 continue
-            if p.root.token.size_bytes == value.type.size_bytes:
+            if p.root.size_bytes == value.type.size_bytes:
                 p.root.slot = Slot("output", i, 0)
 
     def _place_rest(self, outputs: Sequence[_Place]) -> tuple[int, int]:
@@ -176,7 +182,7 @@ class _Planner:
             if isinstance(p.root, _Root):
                 p.root.last = len(self.launches)
         rest = [r for r in self.roots if r.slot is None]
-        spans = [Span(aligned(r.token.size_bytes), r.first, r.last) for r in rest]
+        spans = [Span(aligned(r.size_bytes), r.first, r.last) for r in rest]
         offsets, size = place(spans)
         for root, offset in zip(rest, offsets, strict=True):
             root.slot = Slot("arena", 0, offset)
@@ -209,5 +215,6 @@ def _slot(p: _Place) -> Slot:
 
 def _buffer(root: _Root) -> Buffer:
     assert root.slot is not None
-    size = root.token.size_bytes
-    return Buffer(root.token, root.slot, size, root.first, root.last, tuple(root.aliases))
+    return Buffer(
+        root.token, root.slot, root.size_bytes, root.first, root.last, tuple(root.aliases)
+    )

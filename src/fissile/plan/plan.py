@@ -45,9 +45,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Buffer:
-    """The memory of one token that is not an alias; steps [first, last] keep it alive."""
+    """The memory of one token that is not an alias; steps [first, last] keep it alive. None: what
+    the tiles of one kernel share."""
 
-    token: Token
+    token: Token | None
     slot: Slot
     size_bytes: int
     first: int

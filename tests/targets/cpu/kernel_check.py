@@ -294,21 +294,24 @@ def run(
                         f"{p.name} packs {array.size} elements, the kernel asks for {p.elements}"
                     )
                 buffers.append(_filled(array, at_end, poison))
+            elif p.role == "work":
+                buffers.append(Guarded(p.elements * 4, at_end, poison))
             else:
                 buffers.append(Guarded(c.gives[p.index].size_bytes, at_end, poison))
         scratch = Guarded(-(-kernel.scratch_bytes // 64) * 64, at_end, poison)
         buffers.append(scratch)
         pairs = list(zip(kernel.params, buffers, strict=False))  # all but the scratch
-        before = [b.bytes.copy() for p, b in pairs if p.role != "give"]
+        before = [b.bytes.copy() for p, b in pairs if p.role in ("need", "constant")]
         pointers = (ctypes.c_void_p * len(kernel.params))(*(b.address for b in buffers[:-1]))
-        for begin, end in parts:
+        closing = [(kernel.tiles, kernel.tiles + 1)] if kernel.closes else []
+        for begin, end in (*parts, *closing):
             function(
                 pointers, ctypes.c_void_p(scratch.address), ctypes.c_long(begin), ctypes.c_long(end)
             )
         for p, b in zip([*kernel.params, None], buffers, strict=True):
             if not b.is_intact:
                 raise Wrong(f"wrote beside {p.name if p else 'its scratch'}")
-        after = [b.bytes for p, b in pairs if p.role != "give"]
+        after = [b.bytes for p, b in pairs if p.role in ("need", "constant")]
         if any(not np.array_equal(a, b) for a, b in zip(before, after, strict=True)):
             raise Wrong("wrote into an input")
         return [b.bytes.copy() for p, b in pairs if p.role == "give"]

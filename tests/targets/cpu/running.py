@@ -208,7 +208,8 @@ def _run(
     buffers = [buffer_of(candidate, kernel, p, inputs) for p in kernel.params]
     scratch = Guarded(kernel.scratch_bytes)
     pointers = (ctypes.c_void_p * len(buffers))(*(b.address for b in buffers))
-    for begin, end in parts:
+    closing = [(kernel.tiles, kernel.tiles + 1)] if kernel.closes else []
+    for begin, end in (*parts, *closing):
         function(
             pointers, ctypes.c_void_p(scratch.address), ctypes.c_long(begin), ctypes.c_long(end)
         )
@@ -231,4 +232,6 @@ def buffer_of(candidate: Candidate, kernel: Kernel, param, inputs: Sequence[np.n
     if param.role == "constant":
         value = parameter_value(candidate, param)
         return guarded(value.array if param.packing is None else pack(value.array, param.packing))
+    if param.role == "work":
+        return Guarded(param.elements * 4)
     return Guarded(candidate.gives[param.index].size_bytes)

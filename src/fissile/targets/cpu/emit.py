@@ -82,7 +82,7 @@ def entry(kernel: Kernel, linkage: str) -> str:
     """A function of one fixed type that calls a kernel: NAME_entry(pointers, scratch, begin,
     end)."""
     casts = [
-        f"({'' if p.role == 'give' else 'const '}{p.element}*)p[{i}]"
+        f"({'' if p.role in ('give', 'work') else 'const '}{p.element}*)p[{i}]"
         for i, p in enumerate(kernel.params)
     ]
     call = ", ".join([*casts, "scratch", "begin", "end"])
@@ -248,7 +248,8 @@ def _step(i: int, step: Launch | Transfer, graph: Graph, regions: dict[int, int]
     pairs = zip(step.kernel.params, step.slots, strict=True)
     pointers = ", ".join(f"/*{_safe(p.name)}*/ {_pointer(slot)}" for p, slot in pairs)
     kernel = f"fissile::{_entry_name(step.kernel)}, {step.kernel.tiles}"
-    yield f"  launch(m, {i}, {kernel}, {{{pointers}}});"
+    launch = "launch_and_close" if step.kernel.closes else "launch"
+    yield f"  {launch}(m, {i}, {kernel}, {{{pointers}}});"
 
 
 def _pack(opened: Opened) -> str:

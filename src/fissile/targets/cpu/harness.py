@@ -192,10 +192,11 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _order(kernel: Kernel, limit_us: float) -> str:
-    """What the runner reads about a kernel: name, limit, tiles, scratch, then fill, role and bytes
-    of pointers."""
+    """What the runner reads about a kernel: name, limit, tiles, whether it closes, scratch, then
+    fill, role and bytes of pointers."""
     params = " ".join(f"{_fill(p)}{p.role[0]}{_bytes(p)}" for p in kernel.params)
-    size = f"{kernel.tiles} {kernel.scratch_bytes} {len(kernel.params)}"
+    tiles = f"{kernel.tiles} {int(kernel.closes)}"
+    size = f"{tiles} {kernel.scratch_bytes} {len(kernel.params)}"
     return f"{kernel.name} {limit_us:.4f} {size} {params}\n"
 
 

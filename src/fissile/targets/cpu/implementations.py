@@ -14,6 +14,7 @@ from fissile.targets.cpu.impls import (
     library,
     loops,
     maps,
+    measured,
     rows,
     split,
     strassen,
@@ -93,6 +94,11 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation(
         "winograd", winograd.lower, winograd.takes, 0.75, variants=winograd.variants, rival=True,
         saving=winograd.saving, error=winograd.error, opened_bytes=winograd.opened_bytes,
+    ),
+    Implementation(
+        "measured", measured.lower, measured.takes, 0.9, admits=lambda nodes: False, rival=True,
+        variants=measured.variants, saving=measured.saving, error=measured.error,
+        opened_bytes=measured.opened_bytes,
     ),
     Implementation(
         "attention", attention.lower, _attends, 0.95, heads.admits, rival=True,

@@ -86,6 +86,7 @@ class Cpu:
             primitives=max(i.primitives for i in self.offered),
             contractions=max(i.contractions for i in self.offered),
             stages=4,
+            statistics=True,
         )
 
     def admissible(self, nodes: Sequence[Node]) -> bool:

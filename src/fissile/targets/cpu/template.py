@@ -105,16 +105,24 @@ void run_tiles(void* arg, int64_t begin, int64_t end, int thread) {
   a->kernel(a->pointers, a->scratch + thread * scratch_bytes, begin, end);
 }
 
-void launch_all(@PREFIX@* m, int step, kernel_fn kernel, long tiles, void** pointers) {
+void launch_all(@PREFIX@* m, int step, kernel_fn kernel, long tiles, void** pointers, bool closes) {
   double start = m->us ? now_us() : 0;
   Launch a = {kernel, pointers, m->scratch};
   fissile::parallel(m->threads, run_tiles, &a, tiles);
+  if (closes) kernel(pointers, m->scratch, tiles, tiles + 1);
   if (m->us) m->us[step] = now_us() - start;
 }
 
 template <int N>
 inline void launch(@PREFIX@* m, int step, kernel_fn kernel, long tiles, const void* const (&p)[N]) {
-  launch_all(m, step, kernel, tiles, (void**)p);
+  launch_all(m, step, kernel, tiles, (void**)p, false);
+}
+
+// The kernel has something to do when all tiles are done.
+template <int N>
+inline void launch_and_close(
+    @PREFIX@* m, int step, kernel_fn kernel, long tiles, const void* const (&p)[N]) {
+  launch_all(m, step, kernel, tiles, (void**)p, true);
 }
 
 inline void copy(@PREFIX@* m, int step, void* to, const void* from, size_t bytes) {

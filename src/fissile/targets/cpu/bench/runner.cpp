@@ -2,8 +2,8 @@
 //
 //   runner LIBRARY THREADS COLD L2_BYTES < ORDERS
 //
-// An order is a line: NAME LIMIT_US TILES SCRATCH_BYTES COUNT then COUNT pointers such as fn4096: fill (f, d, h, b:
-// random normal floats; z: zeros), role (need, constant, give), bytes. Before every timed call
+// An order is a line: NAME LIMIT_US TILES CLOSES SCRATCH_BYTES COUNT then COUNT pointers such as fn4096: fill (f, d, h, b:
+// random normal floats; z: zeros), role (need, constant, give, work), bytes. Before every timed call
 //
 //   constants  are evicted to memory, if COLD is 1: the other weights of a network pass through the caches;
 //   results    of the size of L2 or more are evicted too: their memory was used long ago;
@@ -46,6 +46,7 @@ struct Kernel {
   std::string name;
   double limit_us;
   long tiles;
+  int closes;
   size_t scratch;
   std::vector<Pointer> pointers;
   std::vector<void*> p;
@@ -171,6 +172,7 @@ double sample(const Bench& b, Kernel& k) {
   gather(b, k);
   double start = now_us();
   fissile::parallel(b.pool, run_tiles, &c, k.tiles);
+  if (k.closes) k.entry(k.p.data(), b.scratch, k.tiles, k.tiles + 1);
   return std::max(1e-3, now_us() - start - b.overhead_us);
 }
 
@@ -198,9 +200,9 @@ bool read(void* library, std::vector<Kernel>& kernels) {
   double limit_us;
   long tiles;
   size_t scratch;
-  int count;
-  while (scanf("%255s %lf %ld %zu %d", name, &limit_us, &tiles, &scratch, &count) == 5) {
-    Kernel k{name, limit_us, tiles, scratch, {}, {}, nullptr, {}, 0, false};
+  int closes, count;
+  while (scanf("%255s %lf %ld %d %zu %d", name, &limit_us, &tiles, &closes, &scratch, &count) == 6) {
+    Kernel k{name, limit_us, tiles, closes, scratch, {}, {}, nullptr, {}, 0, false};
     for (int i = 0; i < count; i++) {
       Pointer p{};
       if (scanf(" %c%c%zu", &p.fill, &p.role, &p.bytes) != 3) return false;

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from fissile.ir.graph import Node, Value
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate
+from fissile.kernels.statistics import statistics_of
 from fissile.targets.cpu.impls.ahead import Places, places
 from fissile.targets.cpu.impls.writer import Writer, range_of, strides_of
 from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward, operations
@@ -219,30 +220,27 @@ def _epilogue(candidate: Candidate, writer: Writer, s: Slide, along: Lanes) -> E
     here = s.point(var(n), along.channel, var(h), var(along.w))
     points = forward(candidate.region, s.node.value, here)
     leaves = {**writer.leaves(), s.node.value: _accumulator(here)}
-    if any(t.value not in points for t in candidate.gives):
+    given = [(i, t) for i, t in enumerate(candidate.gives) if t.value in points]
+    if len(given) < len(candidate.gives) and statistics_of(candidate.region) is None:
         raise _not_one_to_one(s.node)
 
     def make(env: Env, decided: Decided) -> list[Store]:
         builder = Builder(leaves, decided)
         return [
             Store(f"y{i}", place_of(t, at := points[t.value]), builder.at(t.value, at))
-            for i, t in enumerate(candidate.gives)
+            for i, t in given
         ]
 
     trees = nest([], make, lanes=False, outer=along.lane)
     stores = _stores(trees)
     if (asked := range_of(candidate)) is not None:
-        for t in candidate.gives:
+        for _, t in given:
             row = var(n) * s.oh + var(h)
             asked.check(t, address(points[t.value], strides_of(t)), row, s.n * s.oh)
     if not fits_lanes(stores, along.lane):
         raise Illegal(f"the epilogue cannot run with lanes along the {s.lanes}")
     lines = [*along.head, *writer.printer.trees(trees, along.lane, indent=0)]
-    stored = tuple(
-        (f"y{i}", place_of(t, points[t.value]))
-        for i, t in enumerate(candidate.gives)
-        if not t.layout.tile
-    )
+    stored = tuple((f"y{i}", place_of(t, points[t.value])) for i, t in given if not t.layout.tile)
     far = places(candidate, stores, (h, along.w)) if not along.head else {}
     return Epilogue(lines, sum(operations(st.value) for st in stores), stored, far)
 

@@ -28,6 +28,7 @@ from fissile.targets.cpu.impls.anchor import (
 from fissile.targets.cpu.impls.bands import Input, ranged, whole
 from fissile.targets.cpu.impls.implementation import Params
 from fissile.targets.cpu.impls.lines import block, plus
+from fissile.targets.cpu.impls.moments import band_moments
 from fissile.targets.cpu.impls.planes import DEPTHWISE
 from fissile.targets.cpu.impls.shape import Shape, columns_shape, pixels_shape
 from fissile.targets.cpu.impls.sliding import crowds, per_channel
@@ -106,7 +107,11 @@ def _last(candidate: Candidate, machine: Machine, s: Slide) -> Kernel:
         head.append(f"const float* x = {plus('in', (c, group))};")
     panel = block(
         "const auto panel = [&](auto vectors, auto channels, int64_t j) {",
-        [*head, *_rows(s, shape, source, epilogue(candidate, writer, s))],
+        [
+            *head,
+            *_rows(s, shape, source, epilogue(candidate, writer, s)),
+            *band_moments(candidate, writer, s, tiling),
+        ],
         "};",
     )
     index = "j" if s.groups == 1 else f"j % {split.count}"

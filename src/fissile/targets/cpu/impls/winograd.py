@@ -29,8 +29,9 @@ from fissile.targets.cpu.impls.anchor import (
     slide,
 )
 from fissile.targets.cpu.impls.bands import Input, Tiling, whole
-from fissile.targets.cpu.impls.implementation import Params
+from fissile.targets.cpu.impls.implementation import Params, one_anchor
 from fissile.targets.cpu.impls.lines import block, plus
+from fissile.targets.cpu.impls.moments import band_moments
 from fissile.targets.cpu.impls.shape import FROM_L3, LaneSplit, cover, step
 from fissile.targets.cpu.impls.tiled import UNROLLED, blocks, done, share_of
 from fissile.targets.cpu.impls.writer import Writer
@@ -50,10 +51,10 @@ FROM_L2 = 1 / 32  # cycles for a byte
 def takes(region: Region) -> bool:
     """One 3x3 convolution, stride and dilation 1, one group, constant weights."""
     nodes = [n for n in region.nodes if n.prim == "conv"]
-    return len(nodes) == 1 and _fits(nodes[0])
+    return len(nodes) == 1 and fits(nodes[0]) and one_anchor(region.nodes)
 
 
-def _fits(node: Node) -> bool:
+def fits(node: Node) -> bool:
     k, a = node.inputs[1], node.attrs
     plain = a["groups"] == 1 and {*a["strides"], *a["dilations"]} == {1}
     return plain and k.shape[2:] == (3, 3) and k.is_constant and not is_scalar(k)
@@ -100,7 +101,7 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
     2 or 4."""
     try:
         node = find(candidate, ("conv",))
-        if not _fits(node):
+        if not fits(node):
             raise Illegal("not a 3x3 convolution of stride 1 in one group with constant weights")
         if lanes_of(candidate, node) != CHANNELS:
             raise Illegal("the channels of the output are not innermost")
@@ -278,6 +279,7 @@ class _Winograd:
                 f"const int64_t m0 = {plus((self.cut.lanes.width, 'j'))};",
                 *contractions,
                 *self._outputs(),
+                *band_moments(self.candidate, self.writer, self.s, self.cut.tiling),
             ],
             "};",
         )

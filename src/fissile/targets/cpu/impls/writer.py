@@ -42,13 +42,15 @@ def range_of(candidate: Candidate) -> Range | None:
 @dataclass
 class Writer:
     """Collects what one kernel needs. Pointers: x0.. are needed tokens, w0.. constants, y0.. given
-    tokens."""
+    tokens, work what all tiles share. `closing`: lines that run when all tiles are done."""
 
     candidate: Candidate
     printer: Printer = field(default_factory=Printer)
     packings: dict[int, tuple[Packing, int]] = field(default_factory=dict)
     scratch_bytes: int = 0
     scratch_lines: list[str] = field(default_factory=list)
+    work_elements: int = 0
+    closing: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -107,6 +109,9 @@ class Writer:
         lines = [f"  {line}" for line in self.scratch_lines]
         chooses = any(" ? " in line for line in body)
         whole = range_of(self.candidate) is not None
+        if self.closing:
+            closing = ["if (begin == " + str(tiles) + ") {", *self.closing, "  return;", "}"]
+            lines += ["  " + line for line in closing]
         head = "if (begin < end) {" if whole else "for (int64_t t = begin; t < end; ++t) {"
         lines += [f"  {head}", *["    FISSILE_NO_MASKS;"] * chooses]
         lines += [*body, "  }"]
@@ -118,7 +123,8 @@ class Writer:
         shown += ["char* scratch", "int64_t begin", "int64_t end"]
         head = f"static void {self.name}({', '.join(shown)}) {{"
         source = "\n".join([head, *lines, "}", ""])
-        return Kernel(self.name, source, params, tiles, self.scratch_bytes)
+        closes = bool(self.closing)
+        return Kernel(self.name, source, params, tiles, self.scratch_bytes, closes=closes)
 
     def _params(self) -> Iterable[Param]:
         for i, t in enumerate(self.candidate.needs):
@@ -129,6 +135,8 @@ class Writer:
             yield Param(f"w{i}", f"const {ctype}*", "constant", i, elements, packing)
         for i, t in enumerate(self.candidate.gives):
             yield Param(f"y{i}", f"{t.value.type.dtype.c}*", "give", i, t.elements)
+        if self.work_elements:
+            yield Param("work", "float*", "work", 0, self.work_elements)
 
 
 def strides_of(token: Token) -> tuple[int, ...]:
