@@ -4,10 +4,12 @@
 
 A shape is a convolution, contraction, depthwise convolution or pool of a network with its pad and
 its bias, in the layout that is fastest; rivals that save multiplications are left out. Contractions
-and convolutions are held against the peak of fused multiply-adds; depthwise convolutions and pools
-against the larger of their arithmetic at that peak and a copy that moves as many bytes (a read of
-as many, where most are weights). Peak, copies and kernels are visited in turn by one process, with
-caches as a network would leave them.
+and convolutions are held against the peak of fused multiply-adds; what moves many bytes for its
+arithmetic, as depthwise convolutions and pools, against the larger of its arithmetic at that peak
+and plain loops that read and write as many bytes as the shape must: as many of its inputs, weights
+and results. The bench leaves the memory of those as it leaves the kernel's: inputs where the kernel
+before would have left them, weights evicted, results evicted from the size of L2 on. So the loops
+and the kernel meet the same caches. Peak, loops and kernels are visited in turn by one process.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from networks import NAMES, network
 
-from fissile.cost.model import flops, moved_bytes
+from fissile.cost.model import demanded, flops
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.prims import Kind, kind
 from fissile.kernels.blend import kind_in_kernel
@@ -48,14 +50,13 @@ class Shape:
     limit: str
     count: int
     flops: float
-    bytes: int
+    floats: tuple[int, int, int]  # of inputs and weights, which are read, and of results
     kernels: tuple[tuple[str, Kernel], ...]  # (implementation and layouts, kernel)
-    constant: bool = False  # most bytes are weights
 
     @property
     def mover(self) -> tuple[str, Kernel]:
-        """What moves as many bytes and does nothing else."""
-        return _read_kernel(self.bytes) if self.constant else _copy_kernel(self.bytes)
+        """What reads and writes as much and does nothing else."""
+        return _mover(*self.floats)
 
 
 @dataclass(frozen=True)
@@ -112,20 +113,27 @@ def _region(graph: Graph, node: Node) -> Region:
 def _shape(cpu: Cpu, region: Region, count: int) -> Shape:
     anchor = next(n for n in region.nodes if _is_anchor(n))
     kernels: list[tuple[str, Kernel]] = []
-    size = 0
     for c in cpu.implementations(region):
         kernel = cpu.kernel(c)
         if c.impl != "loops" and not BY_NAME[c.impl].rival and isinstance(kernel, Kernel):
             kernels.append((_how(c), kernel))
-            size = moved_bytes(c)
+    moved = _floats(region)
     grouped = anchor.prim == "conv" and anchor.attrs["groups"] > 1
     limit = MEMORY if grouped or kind(anchor) is Kind.WINDOW else ARITHMETIC
-    if limit == ARITHMETIC and flops(anchor) < 8 * size:  # a row times a matrix
+    if limit == ARITHMETIC and flops(anchor) < 8 * 4 * sum(moved):  # a row times a matrix
         limit = MEMORY
-    work = flops(anchor)
-    weights = sum(v.type.size_bytes for v in region.parameters)
-    constant = limit == MEMORY and 2 * weights > size
-    return Shape(_title(anchor), limit, count, work, size, tuple(kernels), constant)
+    return Shape(_title(anchor), limit, count, flops(anchor), moved, tuple(kernels))
+
+
+def _floats(region: Region) -> tuple[int, int, int]:
+    """What any kernel must read of tensors and of weights, and write."""
+    share = demanded(region)
+
+    def read(values: Sequence[Value]) -> int:
+        return round(sum(share[v] * v.type.numel for v in values))
+
+    written = sum(v.type.numel for v in region.outputs)
+    return read(region.tensors), read(region.parameters), written
 
 
 def _how(c: Candidate) -> str:
@@ -167,31 +175,44 @@ def _peak_kernel() -> tuple[str, Kernel]:
     return "peak", Kernel("k_peak", source, (Param("y0", "float*", "give", 0, 16),), 1, 64)
 
 
-def _copy_kernel(size: int) -> tuple[str, Kernel]:
-    """Moves `size` bytes: half are read, half written."""
-    n, name = max(64, size // 8 // 64 * 64), f"k_copy_{size}"
-    source = f"""static void {name}(const float* __restrict x0, float* __restrict y0, char* scratch, int64_t begin, int64_t end) {{
-  for (int64_t i = begin * 64; i < end * 64; i += 64)
-    for (int j = 0; j < 64; j += VL) store(y0 + i + j, load<vf>(x0 + i + j));
-}}
-"""  # noqa: E501
-    params = Param("x0", "const float*", "need", 0, n), Param("y0", "float*", "give", 0, n)
-    return f"copy {size}", Kernel(name, source, params, n // 64, 64)
-
-
-def _read_kernel(size: int) -> tuple[str, Kernel]:
-    """Reads `size` bytes of weights, which no cache holds."""
-    n, name = max(64, size // 4 // 64 * 64), f"k_read_{size}"
-    source = f"""static void {name}(const float* w0, float* y0, char* scratch, int64_t begin, int64_t end) {{
+def _mover(inputs: int, weights: int, results: int) -> tuple[str, Kernel]:
+    """Reads so many floats of inputs and of weights and writes so many of results, each from its
+    first to its last, in steps of all three."""
+    sizes = [n // 64 * 64 for n in (inputs, weights, results)]
+    unit = next(u for u in (4096, 1024, 256, 64) if max(sizes) >= 4 * u or u == 64)
+    steps = max(1, max(sizes) // unit)
+    name = f"k_move_{'_'.join(map(str, sizes))}"
+    source = f"""static void {name}(const float* __restrict x0, const float* __restrict w0, float* __restrict y0, char* scratch, int64_t begin, int64_t end) {{
+  const auto part = [](int64_t lines, int64_t t) {{ return lines * t / {steps} * 64; }};
   vf s[4];
   for (vf& v : s) v = splat(0.0f);
-  for (int64_t i = begin * 64; i < end * 64; i += 4 * VL)
-    for (int j = 0; j < 4; ++j) s[j] += load<vf>(w0 + i + j * VL);
-  store(y0, s[0] + s[1] + s[2] + s[3]);
+  const auto read = [&](const float* p, int64_t n) {{
+    for (int64_t i = 0; i < n; i += 64)
+#pragma GCC unroll 16
+      for (int j = 0; j < 64 / VL; ++j) s[j % 4] = native_max(load<vf>(p + i + j * VL), s[j % 4]);
+  }};
+  for (int64_t t = begin; t < end; ++t) {{
+    read(x0 + part({sizes[0] // 64}, t), part({sizes[0] // 64}, t + 1) - part({sizes[0] // 64}, t));
+    read(w0 + part({sizes[1] // 64}, t), part({sizes[1] // 64}, t + 1) - part({sizes[1] // 64}, t));
+    for (int64_t i = part({sizes[2] // 64}, t); i < part({sizes[2] // 64}, t + 1); i += 64)
+#pragma GCC unroll 16
+      for (int j = 0; j < 64 / VL; ++j) store(y0 + i + j * VL, s[j % 4]);
+  }}
+  if (begin < end) store(y0, s[0] + s[1] + s[2] + s[3]);
 }}
 """  # noqa: E501
-    params = Param("w0", "const float*", "constant", 0, n), Param("y0", "float*", "give", 0, 16)
-    return f"read {size}", Kernel(name, source, params, n // 64, 64)
+    params = tuple(
+        Param(name, ctype, role, 0, max(64, n))
+        for (name, ctype, role), n in zip(_POINTERS, sizes, strict=True)
+    )
+    return name, Kernel(name, source, params, steps, 64)
+
+
+_POINTERS = (
+    ("x0", "const float*", "need"),
+    ("w0", "const float*", "constant"),
+    ("y0", "float*", "give"),
+)
 
 
 # ---------------------------------------------------------------- measuring

@@ -11,6 +11,7 @@ see `planes`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fissile.ir.layout import Token
@@ -31,10 +32,13 @@ from fissile.targets.cpu.impls.shape import LaneSplit, cover
 from fissile.targets.cpu.impls.tiled import blocks, done, each_vector, share_of
 from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
+from fissile.tiles.index import substitute, text, var
 
-VECTORS = 4  # side by side in a strip
-WIDEST = 14  # pixels of a tile
+SIDE_BY_SIDE = 144  # channels of a strip: its rows are then as long as memory and prefetchers like
+RESULTS = 1008  # in a row of a strip: what its windows read stays in the first cache
+WIDEST, NARROW = 14, 4  # pixels of a tile; of one where pixels share sets of the first cache
 CROWDED = 256  # floats between pixels, of which many share a set
+AHEAD = 2  # rows after which what is fetched for results is written
 LOW = 32  # maps of fewer rows are shared out by channels
 
 
@@ -82,11 +86,12 @@ class Walk:
     end: Epilogue
     kernel: str
     width: int
+    fetches: Sequence[str] = ()
 
 
 def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> Kernel:
-    writer, px = Writer(candidate), _pixels(candidate, machine, s, fold)
-    split, border = _vectors(candidate, machine, s), None
+    writer, split, border = Writer(candidate), _vectors(candidate, machine, s), None
+    px = _pixels(candidate, machine, s, fold, split.width)
     if not candidate.param.get("copies"):
         border = _border(candidate, s, fold)
     strips = _strips(s, px, border)
@@ -106,7 +111,11 @@ def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> 
     else:
         slack = split.width if ragged else 0
         source = whole(candidate, writer, s, tiling.rows, slack, tile=(s.kh, px * s.sw + s.kw - 1))
-    walk = Walk(s, fold, source, epilogue(candidate, writer, s), kernel, width)
+    end = epilogue(candidate, writer, s)
+    fetches = [] if tiling.ranged else _fetches(candidate, machine, end)
+    if border and not tiling.ranged:
+        fetches += _fetches_input(machine, s, source)
+    walk = Walk(s, fold, source, end, kernel, width, fetches)
     panel = block(
         "const auto panel = [&](auto vectors, auto channels, int64_t m0) {",
         [line for part in strips for line in _call(part)],
@@ -124,18 +133,20 @@ def crowds(s: Slide) -> bool:
     return s.lanes == CHANNELS and s.c % CROWDED == 0 and s.taps > 1
 
 
-def _pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> int:
-    """Pixels of a tile: accumulators beside the weights of a kernel row and what is loaded."""
+def _pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold, width: int) -> int:
+    """Pixels of a tile: accumulators beside the weights of a kernel row and what is loaded, few
+    where strips are wide."""
     if asked := candidate.param.get("px"):
         return asked
     room = machine.registers - 2 - (s.kw if fold is DEPTHWISE else 2)
-    return cover(s.ow, min(s.ow, WIDEST, max(room, machine.registers // 2)))[0][1]
+    most = min(s.ow, WIDEST, max(room, machine.registers // 2), max(RESULTS // width, NARROW))
+    return cover(s.ow, min(most, NARROW) if crowds(s) else most)[0][1]
 
 
 def _vectors(candidate: Candidate, machine: Machine, s: Slide) -> LaneSplit:
-    """Panels of up to `VECTORS` vectors, as even as can be."""
+    """Panels of up to `SIDE_BY_SIDE` channels, as even as can be."""
     vectors = -(-s.c // machine.vl)
-    nv = candidate.param.get("nv") or -(-vectors // -(-vectors // VECTORS))
+    nv = candidate.param.get("nv") or -(-vectors // -(-s.c // SIDE_BY_SIDE))
     return LaneSplit(s.c, nv, machine.vl)
 
 
@@ -221,6 +232,7 @@ def _strip(walk: Walk, b: Border | None) -> list[str]:
         [
             "vf c[PX][1];",
             walk.fold.start,
+            *walk.fetches,
             f"{call}lanes.value>(c, x + m, {taps}, {x.row * s.dh}, {x.pixel}, {weights});",
             *each_vector("lanes.value", walk.end, ["const int64_t w = left + p;"]),
         ],
@@ -241,6 +253,26 @@ def _strip(walk: Walk, b: Border | None) -> list[str]:
         ],
         "};",
     )
+
+
+def _fetches(candidate: Candidate, machine: Machine, end: Epilogue) -> list[str]:
+    """Asks for the lines that a later row of the strip is stored to, where results are too large to
+    lie in the second cache already: strips write them in no order that the processor foresees."""
+    if 4 * sum(t.elements for t in candidate.gives) < machine.l2_bytes:
+        return []
+    later = [(y, substitute(at, lambda v: var(v) + AHEAD if v.name == "h" else None))
+             for y, at in end.stored]  # fmt: skip
+    lines = [f"fetch_later({plus(y, f'({text(at)})')});" for y, at in later]
+    head = "for (int p = 0; p < PX; p++) {"
+    return ["#pragma GCC unroll 32", *block(head, ["const int64_t w = left + p;", *lines])]
+
+
+def _fetches_input(machine: Machine, s: Slide, x: Input) -> list[str]:
+    """The same for the rows that a later row of the strip is the first to read."""
+    if 4 * s.n * s.h * s.w * s.c * s.blocks < machine.l2_bytes or max(s.sh, s.sw, s.dh) > 1:
+        return []
+    at = plus("x", "m", (x.row, f"(i1 - i0 + {AHEAD})"), (x.pixel, "p"))
+    return ["#pragma GCC unroll 32", f"for (int p = 0; p < PX; p++) fetch_later({at});"]
 
 
 def _band_rows(walk: Walk) -> list[str]:

@@ -136,6 +136,11 @@ FISSILE_INLINE void store(float* p, vf v) { *reinterpret_cast<vf_memory*>(p) = v
 FISSILE_INLINE void store(int32_t* p, vi v) { *reinterpret_cast<vi_memory*>(p) = v; }
 template <class T> FISSILE_INLINE void store(T* p, T v) { *p = v; }
 
+// Asks for a line that is read or written a while later, not soon: into the second cache, from where
+// it does not push out what is in use. Also where it will be written: asked for as a line to write,
+// it would go to the first cache, which waits for few lines at a time.
+FISSILE_INLINE void fetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 FISSILE_INLINE vi first_lanes(int64_t n) { return lane_index < int32_t(n); }
 
 #if defined(FISSILE_AVX512)
