@@ -49,7 +49,7 @@ from fissile.targets.cpu.implementations import BY_NAME
 from fissile.targets.cpu.packing import pack
 from fissile.targets.cpu.target import VERSION, Cpu
 from fissile.targets.cpu.toolchain import Toolchain, find
-from fissile.verify import POLICY, WrongAnswer, check, onnxruntime_run
+from fissile.verify import POLICY, WrongAnswer, check, most_error, onnxruntime_run
 
 TUNE_S = 60.0
 FULL_S = 3600.0
@@ -113,7 +113,7 @@ def compile(
     seconds = budget_s(tune)
     cpu, choose = choices_of(
         graph, target, threads, seconds, store, toolchain, stages,
-        without=without, exact=accuracy == "exact", blocks=blocks,
+        without=without, error=most_error(accuracy), blocks=blocks,
     )  # fmt: skip
     where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-"))
 
@@ -172,14 +172,15 @@ def budget_s(tune: str | float) -> float:
 
 def choices_of(
     graph: Graph, target: str, threads: int, seconds: float, store: str | Path | None,
-    toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (), exact: bool = False,
+    toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (),
+    error: float = most_error("default"),
     blocks: bool = False,
 ) -> tuple[Cpu, Callable[[float, Noise | None], Selection]]:  # fmt: skip
     """From a graph to the function that chooses among its candidates, within seconds and a limit on
-    noise. `exact`: only those that add no error."""
+    noise. `error`: only those that add no more."""
     if target != "cpu":
         raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
-    cpu = Cpu(graph, threads=threads, without=without, exact=exact, blocks=blocks)
+    cpu = Cpu(graph, threads=threads, without=without, error=error, blocks=blocks)
     regions = stages.observe("identify", identify(graph, cpu.limits, cpu.admissible))
     candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))
     offered = ablated(graph, candidates, without, cpu.last_resorts)

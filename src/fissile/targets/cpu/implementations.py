@@ -10,6 +10,7 @@ from fissile.targets.cpu.impls import (
     chain,
     contractions,
     conv,
+    fixed,
     heads,
     library,
     loops,
@@ -89,6 +90,10 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation(
         "strassen", strassen.lower, strassen.takes, 0.93, variants=strassen.variants, rival=True,
         saving=strassen.saving, error=strassen.error, extra_bytes=strassen.extra_bytes,
+    ),
+    Implementation(
+        "fixed", fixed.lower, fixed.takes, 0.9, variants=fixed.variants, rival=True,
+        saving=fixed.saving, error=fixed.error,
     ),
     Implementation("conv", conv.lower, _linear, 0.95, variants=conv.variants, blocks=True),
     Implementation(

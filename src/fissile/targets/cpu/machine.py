@@ -22,6 +22,7 @@ class Machine:
     l2_bytes: int = 512 << 10
     l3_bytes: int = 8 << 20
     threads: int = 1
+    pairs: bool = False  # products of pairs of 16-bit numbers, as fast as those of f32
 
     @property
     def broadcasts(self) -> bool:
@@ -32,7 +33,8 @@ class Machine:
 @cache
 def this_machine() -> Machine:
     """The processor that this process runs on; a modest one where the system does not say."""
-    vl, registers = _vectors(cpu_flags() or frozenset())
+    flags = cpu_flags() or frozenset[str]()
+    vl, registers = _vectors(flags)
     found, plain = _caches(CACHES), Machine()
     return Machine(
         vl,
@@ -41,6 +43,7 @@ def this_machine() -> Machine:
         found.get(2, plain.l2_bytes),
         found.get(3, plain.l3_bytes),
         usable_threads(),
+        {8: "avx_vnni", 16: "avx512_vnni"}.get(vl) in flags,
     )
 
 

@@ -63,6 +63,32 @@ def strassen_panels(
 
 
 @packer
+def fixed_panels(
+    array: np.ndarray, k: Sequence[int], n: Sequence[int], width: int, pairs: int
+) -> np.ndarray:
+    """[panel][scales of the columns | pair of terms][width] for runtime/fixed.h: f32 scales, then
+    pairs of int16. In each block of `pairs` pairs and each column, magnitudes sum to less than
+    2^17. The scale is then what fits the rounded column best. The sums are ended with zeros to
+    whole blocks, the columns to whole panels."""
+    rest = [a for a in range(array.ndim) if a not in (*k, *n)]
+    size = [math.prod(array.shape[a] for a in group) for group in (k, n)]
+    b = np.transpose(array, (*rest, *k, *n)).reshape(size).astype(np.float64)
+    blocks, panels = -(-size[0] // (2 * pairs)), -(-size[1] // width)
+    padded = np.zeros((blocks, 2 * pairs, panels * width))
+    padded.reshape(-1, panels * width)[: size[0], : size[1]] = b
+    room = (1 << 17) - 1 - pairs  # each rounds by a half
+    scale = np.maximum(np.abs(padded).sum(1).max(0) / room, np.abs(padded).max((0, 1)) / 32767)
+    usual = np.isfinite(scale) & (scale > 0)
+    q = np.rint(np.where(usual, padded / np.where(usual, scale, 1.0), 0.0))
+    norm = np.square(q).sum((0, 1))
+    scale = np.where(norm > 0, (q * padded).sum((0, 1)) / np.maximum(norm, 1.0), scale)
+    scale, q = scale.astype(np.float32), q.astype(np.int16)
+    q = q.reshape(blocks * pairs, 2, panels, width).transpose(2, 0, 3, 1)
+    words = np.ascontiguousarray(q).view(np.float32).reshape(panels, -1)
+    return np.concatenate([scale.reshape(panels, width), words], axis=1).reshape(-1)
+
+
+@packer
 def blend_rows(array: np.ndarray, row: int, terms: int) -> np.ndarray:
     """A matrix of at most `terms` non-zeros in a row as [row][weights, then their places]: the
     places as floats, and the last one again, with weight 0, where a row has fewer."""

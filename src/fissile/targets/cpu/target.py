@@ -41,6 +41,7 @@ def _version() -> str:
 
 
 VERSION = _version()
+ORDINARY = 2e-5  # what the default accuracy allows of the output's scale
 _MOVES = ("transpose", "reshape", "slice", "broadcast")
 
 
@@ -53,12 +54,12 @@ class Cpu:
         machine: Machine | None = None,
         threads: int | None = None,
         without: Collection[str] = (),
-        exact: bool = False,
+        error: float = ORDINARY,
         blocks: bool = False,
     ):
         """`threads`: as many as the model will run with; None: one per processor. `without`: names
-        of implementations that are not offered, and of layouts. `exact`: nothing that adds to the
-        error of the definition is offered. `blocks`: may channels lie in blocks?"""
+        of implementations that are not offered, and of layouts. `error`: nothing that adds more
+        to the error of the definition is offered. `blocks`: may channels lie in blocks?"""
         self.graph = graph
         machine = machine or this_machine()
         self.machine = replace(machine, threads=threads) if threads else machine
@@ -66,7 +67,7 @@ class Cpu:
             i for i in IMPLEMENTATIONS
             if i.name not in without and (not i.library or found(i.library))
         )  # fmt: skip
-        self.exact = exact
+        self.error = error
         self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(
             graph, without, self.machine.vl if blocks else 0
         )
@@ -191,7 +192,7 @@ class Cpu:
             for params in impl.variants(bare, self.machine):
                 candidate = replace(bare, params=params)
                 error = impl.error(candidate)
-                if (self.exact and error) or not self.is_legal(candidate):
+                if error > self.error or not self.is_legal(candidate):
                     continue
                 settled = settled or not impl.rival
                 yield replace(
