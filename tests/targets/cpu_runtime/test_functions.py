@@ -33,7 +33,7 @@ FUNCTIONS = {
     "log2": (np.log2, 2.0),
     "log1p": (np.log1p, 1.4),
     "tanh": (np.tanh, 1.5),
-    "sigmoid": (sigmoid, 1.8),
+    "sigmoid": (sigmoid, 1.9),
     "tanh_softplus": (lambda x: np.tanh(softplus(x)), 1.9),
     "softplus": (softplus, 2.0),
     "erf": (erf, 1.6),
