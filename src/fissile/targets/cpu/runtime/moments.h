@@ -1,12 +1,12 @@
 // Mean and centred sum of squares of many values, lane by lane.
 //
-// Everything is told from a base near the mean: the mean of the first line of a band, itself told
-// from the line's first value. With s and q the sums of d = value - base and of d^2,
+// Everything is told from a base near the mean: the mean of the beginning of a band, itself told
+// from the first value. With s and q the sums of d = value - base and of d^2,
 //
 //   mean = base + s / n,   squares = q - s^2 / n
 //
-// and a line that is the f-th part of a band bounds what the difference can lose: (mean - base)^2 is
-// at most (1 - f) / f times the variance. So lines are read once, while they are near. Bands combine
+// and a beginning that is the share f of a band bounds what the difference can lose: (mean - base)^2
+// is at most (1 - f) / f times the variance. So lines are read once, while they are near. Bands combine
 // by Chan's formula, in the order of the calls. A mean far larger than what values differ by loses
 // nothing; equal values have themselves as their mean and squares of zero.
 #ifndef FISSILE_MOMENTS_H
@@ -50,9 +50,10 @@ FISSILE_INLINE void band_moments_of(L l, float* part, int64_t apart, const float
   vf base[NV], s[NV], q[NV], sum[NV] = {}, squares[NV] = {};
 #pragma GCC unroll 8
   for (int v = 0; v < NV; v++) base[v] = load(l, x + v * VL);
-  line_sums(s, q, l, base, x, columns, pixel);
+  const int64_t first = columns < 64 ? columns : 64;
+  line_sums(s, q, l, base, x, first, pixel);
 #pragma GCC unroll 8
-  for (int v = 0; v < NV; v++) base[v] = base[v] + s[v] / splat((float)columns);
+  for (int v = 0; v < NV; v++) base[v] = base[v] + s[v] / splat((float)first);
 #pragma GCC unroll 1
   for (int64_t h = 0; h < rows; h++) {
     line_sums(s, q, l, base, x + h * row, columns, pixel);
