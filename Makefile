@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all every-float lint bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python examples/demo.py
@@ -13,6 +13,10 @@ test: $(VENV)/.ready
 
 test-all: $(VENV)/.ready
 	$(BIN)/python -m pytest
+
+# the errors of the elementary functions, proved: 20 minutes on two cores
+every-float: $(VENV)/.ready
+	$(BIN)/python -m pytest -m slow -rP tests/targets/cpu_runtime/test_every_float.py
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/results.py

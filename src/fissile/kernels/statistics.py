@@ -61,8 +61,7 @@ def with_statistics(graph: Graph, regions: Iterable[Region]) -> Iterator[Region]
     regions = tuple(regions)
     convolved = [r for r in regions if _is_convolution(r)]
     taken = {s.of: s for r in convolved if (s := _taken(graph.users, *r.outputs))}
-    by_apart = {s.apart.value: s for s in taken.values()}
-    again = tuple(_again(regions, by_apart))
+    again = tuple(_again(graph.users, regions, taken.values()))
     yield from again
     yield from (_extended(graph, Region((), ()), s) for s in taken.values())
     for region in (*convolved, *filter(_is_convolution, again)):
@@ -74,12 +73,15 @@ def _is_convolution(region: Region) -> bool:
     return len(region.outputs) == 1 and sum(n.prim == "conv" for n in region.nodes) == 1
 
 
-def _again(regions: Iterable[Region], by_apart: Mapping[Value, Statistics]) -> Iterator[Region]:
-    """Regions that need a difference, with what computes it."""
+def _again(
+    users: Users, regions: Iterable[Region], taken: Iterable[Statistics]
+) -> Iterator[Region]:
+    """Regions that need a difference and compute no statistics of it, with what computes it."""
+    by_apart = {s.apart.value: (s.apart, {*s.nodes, *_maths(users, s)}) for s in taken}
     for region in regions:
         for v in region.tensors:
-            if (s := by_apart.get(v)) is not None and region.members.isdisjoint(s.nodes):
-                yield Region((s.apart, *region.nodes), region.outputs)
+            if v in by_apart and region.members.isdisjoint(by_apart[v][1]):
+                yield Region((by_apart[v][0], *region.nodes), region.outputs)
 
 
 def statistics_of(region: Region) -> Statistics | None:

@@ -86,6 +86,8 @@ FORMS = {
     "at_most": ("at_most({0}, {1})", 1.0),
     "greatest": ("greatest({0}, {1})", 1.0),
     "tanh_softplus": ("tanh_softplus({0})", 14.0),
+    "silu": ("silu({0})", 13.0),
+    "mish": ("mish({0})", 15.0),
 }
 
 Expr = Literal | Load | Register | Op | Choose
@@ -340,6 +342,8 @@ def operations(expr: Expr) -> float:
     return total
 
 
+# x f(x) in one function: its product keeps a NaN, so the bounds on x need not
+_TIMES = {"sigmoid": "silu", "tanh_softplus": "mish"}
 _ROUNDING = ("exp", "tanh", "erf", "sigmoid", "softplus", "log", "sin", "cos")
 
 
@@ -348,6 +352,7 @@ def simplified(e: Op) -> Expr:
 
     max(x, c) -> at_least(x, c), min and clip likewise: no test for NaN on the constant's side
     tanh(softplus(x)) -> one exponential and one division
+    x sigmoid(x) -> silu(x), x tanh(softplus(x)) -> mish(x)
     f(x / c) -> f(x (1 / c)) where f rounds its argument as much as the product does
     """
     if e.dtype is not F32:
@@ -360,6 +365,10 @@ def simplified(e: Op) -> Expr:
         return (_bounded(least, "at_most", e.args[2]) if least else None) or e
     if e.prim == "tanh" and isinstance(x := e.args[0], Op) and x.prim == "softplus":
         return Op("tanh_softplus", x.args, (), F32)
+    if e.prim == "mul":
+        for x, f in (e.args, e.args[::-1]):
+            if isinstance(f, Op) and f.prim in _TIMES and f.args[0] is x:
+                return Op(_TIMES[f.prim], f.args, (), F32)
     if e.prim in _ROUNDING and isinstance(x := e.args[0], Op) and x.prim == "div":
         factor = _inverse(x.args[1])
         return replace(e, args=(Op("mul", (x.args[0], factor), (), F32),)) if factor else e

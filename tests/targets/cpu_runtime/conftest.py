@@ -100,9 +100,15 @@ def machine(request) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def machines() -> dict[str, bool]:
+    """Every instruction set that can be tried here, and whether it fuses a product and a sum."""
+    return {name: name != "plain" or platform.machine() == "aarch64" for name in MACHINES}
+
+
 @pytest.fixture
-def has_fma(machine: str) -> bool:
-    return machine != "plain" or platform.machine() == "aarch64"
+def has_fma(machine: str, machines: dict[str, bool]) -> bool:
+    return machines[machine]
 
 
 @pytest.fixture

@@ -1,9 +1,14 @@
 // Mean and centred sum of squares of many values, lane by lane.
 //
-// Lines are read twice while they are near: for the mean, then for the squares of what differs from
-// it. Parts combine by Chan's formula, in the order of the calls. Everything is told from a base,
-// the first value of a part: so means far larger than what they differ by lose nothing, and equal
-// values have themselves as their mean and squares of zero.
+// Everything is told from a base near the mean: the mean of the beginning of a band, itself told
+// from the first value. With s and q the sums of d = value - base and of d^2,
+//
+//   mean = base + s / n,   squares = q - s^2 / n
+//
+// and a beginning that is the share f of a band bounds what the difference can lose: (mean - base)^2
+// is at most (1 - f) / f times the variance. So lines are read once, while they are near. Bands combine
+// by Chan's formula, in the order of the calls. A mean far larger than what values differ by loses
+// nothing; equal values have themselves as their mean and squares of zero.
 #ifndef FISSILE_MOMENTS_H
 #define FISSILE_MOMENTS_H
 
@@ -11,78 +16,57 @@
 
 namespace fissile {
 
-// Of n values in each lane: mean - base, and the sum of (value - mean)^2.
-template <int NV> struct Moments {
-  vf mean[NV], squares[NV];
-  float n;
-};
-
-// a and b, which have one base, become one.
-template <int NV> FISSILE_INLINE void combine(Moments<NV>& a, const Moments<NV>& b) {
-  const float n = a.n + b.n, share = b.n / n, both = a.n * share;
+// Sums of d = x - base and of d^2 for `count` vectors x, `step` apart, of NV neighbours each; U sums at once, as an
+// addition waits for the one before.
+template <int NV, class L>
+FISSILE_INLINE void line_sums(vf (&sum)[NV], vf (&squares)[NV], L l, const vf (&base)[NV], const float* x,
+                              int64_t count, int64_t step) {
+  constexpr int U = NV == 1 ? 4 : NV == 2 ? 3 : NV * 5 < REGISTERS ? 2 : 1;
+  vf s[U][NV] = {}, q[U][NV] = {};
+  const auto add = [&](int u, const float* at) FISSILE_BODY {
 #pragma GCC unroll 8
-  for (int v = 0; v < NV; v++) {
-    const vf d = b.mean[v] - a.mean[v];
-    a.mean[v] = fma(d, share, a.mean[v]);
-    a.squares[v] = fma(d * d, both, a.squares[v] + b.squares[v]);
-  }
-  a.n = n;
-}
-
-// sum[v] = sum of f(x, v) for `count` vectors x, `step` apart, of NV neighbours each; U sums at once, as an addition
-// waits for the one before.
-template <int NV, int U, class L, class F>
-FISSILE_INLINE void line_sums(vf (&sum)[NV], L l, const float* x, int64_t count, int64_t step, F f) {
-  vf s[U][NV] = {};
+    for (int v = 0; v < NV; v++) {
+      const vf d = load(l, at + v * VL) - base[v];
+      s[u][v] = s[u][v] + d;
+      q[u][v] = native_fma(d, d, q[u][v]);
+    }
+  };
   int64_t i = 0;
   for (; i + U <= count; i += U)
 #pragma GCC unroll 8
-    for (int u = 0; u < U; u++)
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; v++) s[u][v] = f(s[u][v], load(l, x + (i + u) * step + v * VL), v);
-  for (; i < count; i++)
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; v++) s[0][v] = f(s[0][v], load(l, x + i * step + v * VL), v);
+    for (int u = 0; u < U; u++) add(u, x + (i + u) * step);
+  for (; i < count; i++) add(0, x + i * step);
 #pragma GCC unroll 8
   for (int v = 0; v < NV; v++) {
-    sum[v] = s[0][v];
+    sum[v] = s[0][v], squares[v] = q[0][v];
 #pragma GCC unroll 8
-    for (int u = 1; u < U; u++) sum[v] = sum[v] + s[u][v];
+    for (int u = 1; u < U; u++) sum[v] = sum[v] + s[u][v], squares[v] = squares[v] + q[u][v];
   }
-}
-
-// of `count` neighbours of a line
-template <int NV, class L>
-FISSILE_INLINE Moments<NV> line_moments(L l, const vf (&base)[NV], const float* x, int64_t count, int64_t step) {
-  constexpr int U = NV < 3 ? 6 / NV : 2;
-  Moments<NV> m;
-  m.n = (float)count;
-  line_sums<NV, U>(m.mean, l, x, count, step, [&](vf sum, vf a, int v) FISSILE_BODY {
-    return sum + (a - base[v]);
-  });
-#pragma GCC unroll 8
-  for (int v = 0; v < NV; v++) m.mean[v] = m.mean[v] / splat(m.n);
-  line_sums<NV, U>(m.squares, l, x, count, step, [&](vf sum, vf a, int v) FISSILE_BODY {
-    const vf d = (a - base[v]) - m.mean[v];
-    return native_fma(d, d, sum);
-  });
-  return m;
 }
 
 template <int NV, class L>
 FISSILE_INLINE void band_moments_of(L l, float* part, int64_t apart, const float* x, int64_t rows, int64_t row,
                                     int64_t columns, int64_t pixel) {
-  vf base[NV];
+  vf base[NV], s[NV], q[NV], sum[NV] = {}, squares[NV] = {};
 #pragma GCC unroll 8
   for (int v = 0; v < NV; v++) base[v] = load(l, x + v * VL);
-  Moments<NV> all = line_moments<NV>(l, base, x, columns, pixel);
+  const int64_t first = columns < 64 ? columns : 64;
+  line_sums(s, q, l, base, x, first, pixel);
+#pragma GCC unroll 8
+  for (int v = 0; v < NV; v++) base[v] = base[v] + s[v] / splat((float)first);
 #pragma GCC unroll 1
-  for (int64_t h = 1; h < rows; h++) combine(all, line_moments<NV>(l, base, x + h * row, columns, pixel));
+  for (int64_t h = 0; h < rows; h++) {
+    line_sums(s, q, l, base, x + h * row, columns, pixel);
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; v++) sum[v] = sum[v] + s[v], squares[v] = squares[v] + q[v];
+  }
+  const float n = (float)(rows * columns);
 #pragma GCC unroll 8
   for (int v = 0; v < NV; v++) {
+    const vf mean = sum[v] / splat(n);
     store(l, part + v * VL, base[v]);
-    store(l, part + apart + v * VL, all.mean[v]);
-    store(l, part + 2 * apart + v * VL, all.squares[v]);
+    store(l, part + apart + v * VL, mean);
+    store(l, part + 2 * apart + v * VL, at_least(squares[v] - mean * sum[v], 0.0f));
   }
 }
 
@@ -102,13 +86,17 @@ FISSILE_INLINE void band_moments(float* part, int64_t apart, const float* x, int
 template <class L, class F>
 FISSILE_INLINE void combined_moments(L l, const float* part, int64_t parts, int64_t apart, float n, float rest, F f) {
   const vf base = load(l, part);
-  Moments<1> all = {{load(l, part + apart)}, {load(l, part + 2 * apart)}, parts > 1 ? n : rest};
+  vf mean = load(l, part + apart), squares = load(l, part + 2 * apart);
+  float seen = parts > 1 ? n : rest;
   for (int64_t i = 1; i < parts; i++) {
     const float* x = part + 3 * i * apart;
-    const vf mean = (load(l, x) - base) + load(l, x + apart);
-    combine(all, Moments<1>{{mean}, {load(l, x + 2 * apart)}, i + 1 < parts ? n : rest});
+    const float more = i + 1 < parts ? n : rest, share = more / (seen + more);
+    const vf d = ((load(l, x) - base) + load(l, x + apart)) - mean;
+    mean = fma(d, share, mean);
+    squares = fma(d * d, seen * share, squares + load(l, x + 2 * apart));
+    seen = seen + more;
   }
-  f(base + all.mean[0], all.squares[0] / splat(all.n));
+  f(base + mean, squares / splat(seen));
 }
 
 }  // namespace fissile

@@ -167,6 +167,25 @@ FISSILE_INLINE double abs(double x) { return __builtin_fabs(x); }
 FISSILE_INLINE vf abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 template <class T> FISSILE_INLINE T abs(T x) { return T(x < T(0) ? -x : x); }
 
+// x clipped to [-bound, bound], and -min(|x|, bound): one instruction where has_within; a NaN may
+// become the bound.
+template <class V> constexpr bool has_within = false;
+template <class V> FISSILE_INLINE V within(V x, float bound) {
+  return at_most(at_least(x, -bound), bound);
+}
+template <class V> FISSILE_INLINE V minus_within(V x, float bound) {
+  return at_least(-abs(x), -bound);
+}
+#if defined(FISSILE_AVX512)
+template <> constexpr bool has_within<vf> = true;
+FISSILE_INLINE vf within(vf x, float bound) {  // 2: the smaller magnitude with the sign of x
+  return __builtin_ia32_rangeps512_mask(x, splat(bound), 2, x, (unsigned short)-1, 4);
+}
+FISSILE_INLINE vf minus_within(vf x, float bound) {  // 14: the smaller magnitude below zero
+  return __builtin_ia32_rangeps512_mask(x, splat(bound), 14, x, (unsigned short)-1, 4);
+}
+#endif
+
 // The magnitude of x with the sign of s.
 FISSILE_INLINE float copysign(float x, float s) { return __builtin_copysignf(x, s); }
 FISSILE_INLINE double copysign(double x, double s) { return __builtin_copysign(x, s); }

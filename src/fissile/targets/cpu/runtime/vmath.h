@@ -2,11 +2,13 @@
 // lane, NaN payloads aside) and for double (libm).
 //
 // Errors in units of the last place against exact values, over every finite float, with fma
-// (tests/targets/cpu_runtime checks them): exp 1.1, exp2 1.1, expm1 1.6, log 0.9, log2 2,
-// log1p 1.4, tanh 1.5, sigmoid 2.4, softplus 2.2, tanh_softplus 3.2, erf 1.6, sin and cos 1.6;
-// without the fma instruction up to 0.8 more. Below 2^-126 the unit is 2^-149: denormals are
-// rounded, not flushed. tanh, sigmoid and erf reach exactly 0, 1 or -1. Polynomials are minimax fits (Lawson's iteration
-// in double), their coefficients rounded to float by a search for the least error of the result.
+// (tests/targets/cpu_runtime checks them, `make every-float` all floats; README.md has what it
+// found): exp 1.0, exp2 1.1, expm1 1.6, log 0.9, log2 2, log1p 1.4, tanh 1.5, sigmoid 1.9, softplus
+// 2.0, tanh_softplus 1.9, erf 1.6, sin and cos 1.6; without the fma instruction up to 0.8 more.
+// Below 2^-126 the unit is 2^-149: denormals are rounded, not flushed. tanh, sigmoid and erf reach
+// exactly 0, 1 or -1. NaN stays NaN; infinities and the sign of zero are those of the exact value.
+// Polynomials are minimax fits (Lawson's iteration in double), their coefficients rounded to float
+// by a search for the least error of the result.
 #ifndef FISSILE_VMATH_H
 #define FISSILE_VMATH_H
 
@@ -50,7 +52,7 @@ template <class V> FISSILE_INLINE V expm1_reduced(V r) {
 }
 
 // y = 2^(n / ROOTS) m with m near 1. Where one instruction looks up 2^(j / ROOTS) in a register for
-// every lane, three terms of the power series are enough; elsewhere ROOTS = 1 and six are.
+// every lane, four terms of the power series are enough; elsewhere ROOTS = 1 and six are.
 #if defined(FISSILE_LOOKUP) && defined(FISSILE_FMA)
 constexpr int ROOT_BITS = VL == 16 ? 4 : 3;
 #if defined(FISSILE_AVX512)
@@ -58,24 +60,31 @@ alignas(64) constexpr float roots[] = {
     1.0f,        1.04427373f, 1.09050775f, 1.13878858f, 1.18920708f, 1.24185777f,
     1.29683959f, 1.35425556f, 1.41421354f, 1.47682619f, 1.54221082f, 1.61049032f,
     1.68179286f, 1.75625217f, 1.8340081f,  1.91520655f};
-alignas(64) constexpr float roots_low[] = {  // what rounding took from the roots
-    0.0f,            4.83347016e-08f,  -1.30775399e-08f, 5.38622231e-08f,
-    3.79763527e-08f, 4.4968381e-08f,   -4.01899953e-08f, -1.01233493e-08f,
-    2.4203235e-08f,  -4.50089885e-08f, 8.07090483e-09f,  9.83621717e-09f,
-    -2.47553267e-08f, -9.23577037e-09f, -1.1239278e-08f,  9.84532811e-09f};
 #else
 alignas(64) constexpr float roots[] = {1.0f,        1.09050775f, 1.18920708f, 1.29683959f,
                                        1.41421354f, 1.54221082f, 1.68179286f, 1.8340081f};
-alignas(64) constexpr float roots_low[] = {  // what rounding took from the roots
-    0.0f,           -1.30775399e-08f, 3.79763527e-08f,  -4.01899953e-08f,
-    2.4203235e-08f, 8.07090483e-09f,  -2.47553267e-08f, -1.1239278e-08f};
 #endif
 constexpr float to_root = to_nearest / (1 << ROOT_BITS);  // x + it - it rounds to 1 / ROOTS
-// (e^r - 1) / r
-template <class V> FISSILE_INLINE V expm1_over(V r) {
-  if constexpr (VL == 16) return horner(r, 1.0f, 0.500016212f, 0.166670308f);
-  else return horner(r, 1.0f, 0.5f, 0.166680261f, 0.0416706316f);
+
+// near_roots[j] = k 2^(j / ROOTS): k was searched for so that all of them lie close to floats (0.27
+// of 2^-24 with 16 roots, 0.08 with 8; k = 1 is off by 0.79 and 0.53). e^r = k + k grown_less_1(r)
+// undoes the k.
+#if defined(FISSILE_AVX512)
+alignas(64) constexpr float near_roots[] = {
+    0.981839f, 1.0253087f, 1.070703f,  1.1181071f, 1.1676099f, 1.2193044f, 1.2732877f, 1.3296609f,
+    1.38853f,  1.4500055f, 1.5142027f, 1.5812422f, 1.6512498f, 1.7243569f, 1.8007007f, 1.8804245f};
+template <bool CLOSER, class V> FISSILE_INLINE V grown_less_1(V r) {
+  return horner(r, 0.01849692f, 1.0184969f, 0.5092684f, 0.16975547f);
 }
+#else
+alignas(64) constexpr float near_roots[] = {0.99743897f, 1.0877149f, 1.1861615f, 1.2935183f,
+                                            1.4105917f,  1.5382612f, 1.6774857f, 1.8293111f};
+template <bool CLOSER, class V> FISSILE_INLINE V grown_less_1(V r) {
+  if constexpr (!CLOSER) return horner(r, 0.002567598f, 1.0025676f, 0.50135666f, 0.16711758f);
+  V high = horner(r, 0.5012838f, 0.16711423f, 0.04177823f);
+  return fma(high, r * r, horner(r, 0.0025676086f, 1.0025676f));
+}
+#endif
 
 // y = T 2^n with T = 2^(j / ROOTS): the exponent from the bits of t = n + j / ROOTS + to_root
 template <class V> FISSILE_INLINE V scale_to(V y, V t) {
@@ -87,30 +96,42 @@ FISSILE_INLINE vf scale_to(vf y, vf t) {
   return __builtin_ia32_scalefps512_mask(y, t - to_root, y, (unsigned short)-1, 4);
 }
 #endif
-template <bool closer = false, class V> FISSILE_INLINE V exp_in_range(V x) {
-  V t = fma(x, log2_e, to_root), n = t - to_root;
-  V r = fma(n, -ln2_low, fma(n, -ln2_high, x));
-  V root = lookup(roots, bits(t));
-  if constexpr (closer) {  // 0.8 ulp instead of 1.0, for another 20 % of the time
-    V low = lookup(roots_low, bits(t));
-    return scale_to(root + fma(root * r, expm1_over(r), low), t);
+// e^x for LEAST <= x <= MOST; narrow bounds save instructions where none of them scales. CLOSER: 0.8
+// ulp instead of 0.95 with 8 roots
+template <int LEAST, int MOST, bool CLOSER = false, class V> FISSILE_INLINE V exp_within(V x) {
+  // one exponent serves from 2^-126 on: below, 2^64 e^x is computed, and scaled by a product
+  constexpr bool one_exponent = VL < 16 && MOST <= 43, tiny = LEAST < -87;
+  constexpr float rounder = to_root + (one_exponent && tiny ? 64 : 0);
+  V t = fma(x, log2_e, rounder), n = t - rounder;
+  V r = fma(n, -ln2_low, fma(n, -ln2_high, x)), root = lookup(near_roots, bits(t));
+  auto shift = [&](auto exponent) { return from_bits(bits(root) + (exponent << 23)); };
+  if constexpr (VL == 16) {
+    return scale_to(fma(root, grown_less_1<CLOSER>(r), root), t);
+  } else if constexpr (one_exponent) {
+    root = shift(bits(t) >> ROOT_BITS);
+    V y = fma(root, grown_less_1<CLOSER>(r), root);
+    return tiny ? y * 0x1p-64f : y;
   } else {
-    return scale_to(fma(root * r, expm1_over(r), root), t);
+    auto i = bits(t) - bits(to_root), half = i >> (ROOT_BITS + 1);
+    root = shift(half);
+    V rest = from_bits(((i >> ROOT_BITS) - half + 127) << 23);
+    return fma(root, grown_less_1<CLOSER>(r), root) * rest;
   }
 }
 #else
-template <bool closer = false, class V> FISSILE_INLINE V exp_in_range(V x) {
+template <int LEAST, int MOST, bool CLOSER = false, class V> FISSILE_INLINE V exp_within(V x) {
   Reduced<V> a = reduce_ln2(x);
-  return scale(expm1_reduced(a.r) + 1.0f, a.n);
+  V y = expm1_reduced(a.r) + 1.0f;
+  if constexpr (MOST > 43) return scale(y, a.n);
+  else if constexpr (LEAST < -87) return y * from_bits((a.n + (127 + 64)) << 23) * 0x1p-64f;
+  else return y * from_bits((a.n + 127) << 23);
 }
 #endif
 
 // Beyond these bounds the result is 0 or inf whatever x is.
 template <class V> FISSILE_INLINE V exp(V x) {
-  return exp_in_range(at_most(at_least(x, -104.0f), 89.0f));
+  return exp_within<-104, 89>(at_most(at_least(x, -104.0f), 89.0f));
 }
-// for x <= 0
-template <class V> FISSILE_INLINE V exp_of_negative(V x) { return exp_in_range(at_least(x, -104.0f)); }
 
 template <class V> FISSILE_INLINE V exp2(V x) {
   x = at_most(at_least(x, -151.0f), 129.0f);
@@ -178,22 +199,50 @@ template <class V> FISSILE_INLINE V log1p(V x) {
 template <class V> FISSILE_INLINE V tanh(V x) {
   V t = at_most(abs(x), 10.0f), z = t * t;
   V s = horner(z, -0.333332986f, 0.133319572f, -0.0537866727f, 0.0208053291f, -0.0059057679f);
-  V e = exp_in_range(t + t);
+  V e = exp_within<0, 20>(t + t);
   return copysign(select(t < 0.6f, fma(t * z, s, t), 1.0f - 2.0f / (e + 1.0f)), x);
 }
 
-// e / (1 + e) with e = e^x; beyond 80 it is 1
-template <class V> FISSILE_INLINE V sigmoid(V x) {
-  V e = exp_in_range<true>(at_most(at_least(x, -104.0f), 80.0f));
-  return e / (e + 1.0f);
+// x where e^x decides, [-104, 40] or more; a NaN may be lost
+template <class V> FISSILE_INLINE V decisive(V x) {
+  return has_within<V> ? within(x, 104.0f) : at_most(at_least(x, -104.0f), 40.0f);
 }
+
+// e^x / (1 + e^x) = a - a a / (1 + e) with e = e^x, a = min(e, 1): below 0 the errors of the
+// quotient are scaled down by a, above 0 the result is near 1. Beyond 40 it is 1.
+template <class V> FISSILE_INLINE V sigmoid_of(V bounded) {
+  V e = exp_within<-104, 40>(bounded), a = at_most(e, 1.0f);
+  return fma(-a, a / (e + 1.0f), a);
+}
+template <class V> FISSILE_INLINE V sigmoid(V x) {
+  return sigmoid_of(at_most(at_least(x, -104.0f), 40.0f));
+}
+template <class V> FISSILE_INLINE V silu(V x) { return x * sigmoid_of(decisive(x)); }
+
+// tanh(log(1 + e)) = 1 - 2 / ((e + 1)^2 + 1) with e = e^x, by the same means: below 0 as
+// e - e (e^2 + e) / (e^2 + 2 e + 2). Beyond 20 it is 1.
+template <class V> FISSILE_INLINE V tanh_softplus_of(V bounded) {
+  V e = exp_within<-104, 40, true>(bounded), a = at_most(e, 1.0f);
+  return fma(-a, fma(a, a, a) / fma(e, e + 2.0f, 2.0f), a);
+}
+template <class V> FISSILE_INLINE V tanh_softplus(V x) {
+  return tanh_softplus_of(at_most(at_least(x, -104.0f), 40.0f));
+}
+template <class V> FISSILE_INLINE V mish(V x) { return x * tanh_softplus_of(decisive(x)); }
 
 // max(x, 0) + log(1 + e) with e = e^-|x|
 template <class V> FISSILE_INLINE V softplus(V x) {
-  V e = exp_of_negative(-abs(x));
-  V p = horner(e, -0.499999315f, 0.33330512f, -0.249585897f, 0.196953982f, -0.153553903f,
-               0.106805541f, -0.057664372f, 0.0202044956f, -0.00331847928f);
-  return fma(p, e * e, e) + at_least(x, 0.0f);
+  V e = exp_within<-104, 0, true>(minus_within(x, 104.0f)), z = e * e, p;  // the sum keeps a NaN
+  constexpr float c[] = {-0.499999315f, 0.33330512f,   -0.249585897f, 0.196953982f, -0.153553903f,
+                         0.106805541f,  -0.057664372f, 0.0202044956f, -0.00331847928f};
+  if constexpr (VL == 16) {
+    p = horner(e, c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]);
+  } else {  // with few registers in flight the short chain is faster
+    V c01 = fma(e, c[1], c[0]), c23 = fma(e, c[3], c[2]), c45 = fma(e, c[5], c[4]),
+      c67 = fma(e, c[7], c[6]);
+    p = fma(fma(fma(fma(z, c[8], c67), z, c45), z, c23), z, c01);
+  }
+  return fma(p, z, e) + at_least(x, 0.0f);
 }
 
 // t + t p(t^2) below 0.95, else 1 - p(t)^4: one polynomial with two sets of coefficients
@@ -327,13 +376,12 @@ FISSILE_INLINE vf softplus(vf x) { return f32::softplus(x); }
 FISSILE_INLINE float softplus(float x) { return f32::softplus(x); }
 FISSILE_INLINE double softplus(double x) { return max(x, 0.0) + log1p(exp(-abs(x))); }
 
-template <class V> FISSILE_INLINE V silu(V x) { return x * sigmoid(x); }
-// tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2): one exponential; beyond 20 it is 1
-template <class V> FISSILE_INLINE V tanh_softplus(V x) {
-  V e = f32::exp_in_range(at_most(at_least(x, -104.0f), 20.0f)), n = fma(e, e, e + e);
-  return n / (n + 2.0f);
-}
-template <class V> FISSILE_INLINE V mish(V x) { return x * tanh_softplus(x); }
+template <class V> FISSILE_INLINE V tanh_softplus(V x) { return f32::tanh_softplus(x); }
+FISSILE_INLINE double tanh_softplus(double x) { return tanh(softplus(x)); }
+template <class V> FISSILE_INLINE V silu(V x) { return f32::silu(x); }
+FISSILE_INLINE double silu(double x) { return x * sigmoid(x); }
+template <class V> FISSILE_INLINE V mish(V x) { return f32::mish(x); }
+FISSILE_INLINE double mish(double x) { return x * tanh_softplus(x); }
 template <class V> FISSILE_INLINE V gelu(V x) {
   V half = broadcast<V>(0.5) * x;
   return fma(half, erf(x * broadcast<V>(0.70710678118654752)), half);
