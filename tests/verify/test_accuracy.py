@@ -95,7 +95,7 @@ def test_a_plan_without_errors_of_its_own_stays_wrong():
 @pytest.fixture(autouse=True)
 def only_errors_are_limited(monkeypatch):
     """The weights of F(4, 3) take four times those of the model, which is nothing but weights."""
-    monkeypatch.setattr(limits, "WEIGHTS", 10.0)
+    monkeypatch.setattr(limits, "OPENED", 10.0)
 
 
 def deep() -> Graph:
