@@ -16,6 +16,7 @@ from fissile.ir.graph import Graph, placeholder
 from fissile.ir.types import of
 from fissile.onnx.save import save
 from fissile.select import limits
+from fissile.targets.cpu.machine import this_machine
 from fissile.verify import WrongAnswer
 
 
@@ -141,3 +142,20 @@ def test_what_no_plan_reaches_is_an_error(policy):
     policy(1e-12)
     with pytest.raises(WrongAnswer, match=r"allowed 1\.0e-12"):
         compiled()
+
+
+def test_fast_may_round_to_sixteen_bits():
+    """Where the processor multiplies pairs; the report still says how far off it is."""
+    x = placeholder(of((256, 256)))
+    y = p.contract(p.maximum(p.contract(x, weights(256, 256), "mk,kn->mn"), 0.0),
+                   weights(256, 256, seed=1), "mk,kn->mn")  # fmt: skip
+    model = save(Graph((x,), (y,), ("x",), ("y",)))
+    exe = fissile.compile(model, tune=0, threads=1, accuracy="fast")
+    rounded = [c for c in exe.selection.chosen if c.impl == "fixed"]
+    report = exe.stages.values["verify"]
+    if not this_machine().pairs:
+        assert not rounded
+        return
+    assert len(rounded) == 2 and 2e-5 < report.error < 1e-3
+    ordinary = fissile.compile(model, tune=0, threads=1)
+    assert not any(c.impl == "fixed" for c in ordinary.selection.chosen)
