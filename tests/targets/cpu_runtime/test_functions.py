@@ -34,7 +34,7 @@ FUNCTIONS = {
     "log1p": (np.log1p, 1.4),
     "tanh": (np.tanh, 1.5),
     "sigmoid": (sigmoid, 1.9),
-    "tanh_softplus": (lambda x: np.tanh(softplus(x)), 1.9),
+    "tanh_softplus": (lambda x: np.tanh(softplus(x)), 2.0),
     "softplus": (softplus, 2.0),
     "erf": (erf, 1.6),
     "sin": (np.sin, 1.6),
