@@ -26,6 +26,7 @@ from fissile.ir.prims import (
     reduce_sum,
     reshape,
     slice_,
+    sqrt,
     where,
     window,
 )
@@ -145,7 +146,7 @@ def global_max(x):
 
 
 def _root(x: Value, p: float) -> Value:
-    return x if p == 1 else pow_(x, 1 / p)
+    return x if p == 1 else sqrt(x) if p == 2 else pow_(x, 1 / p)
 
 
 def _power(x: Value, p: float) -> Value:
@@ -177,4 +178,8 @@ def local_response(x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
     rows = reshape(x * x, (n, 1, c, math.prod(space)))
     rows = padded(rows, (0, 0, (size - 1) // 2, 0), (0, 0, size - 1 - (size - 1) // 2, 0))
     squares = reshape(window("window_sum", rows, (size, 1), (1, 1)), x.shape)
-    return x / pow_(squares * (alpha / size) + bias, beta)
+    scale = squares * (alpha / size) + bias
+    if beta == 0.75:  # as every published network has it: roots are vector instructions
+        root = sqrt(scale)
+        return x / (root * sqrt(root))
+    return x / pow_(scale, beta)
