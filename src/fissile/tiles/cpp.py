@@ -110,6 +110,11 @@ class Printer:
                 yield f"{tab}  FISSILE_NO_MASKS;"
             yield from self.trees(tree.body, lane, indent + 1)
             yield f"{tab}}}"
+        elif tree.abreast:
+            v = tree.var
+            yield f"{tab}abreast<{v.extent}>([&](auto l, int64_t {v.name}, auto k) FISSILE_BODY {{"
+            yield from self.trees(tree.body, v, indent + 1)
+            yield f"{tab}}});"
         elif registers := _registers(tree):
             lines = self._in_turn(tree, registers)
             if not tree.opens:  # the accumulators of the next loop have the same names
@@ -129,9 +134,12 @@ class Printer:
         yield f"in_turn<{v.extent}>([&](auto l, int64_t {v.name}, auto k) FISSILE_BODY {{"
         yield from self.trees(tree.body, v, 1)
         yield "});"
+        rows = dict(tree.rows)
         for register, op in registers.items():
             folded = f"h{op}({register}v)"
-            if tree.opens:
+            if register in rows:
+                yield f"{rows[register]} = h{op}_lanes({register}v);"
+            elif tree.opens:
                 yield f"float {register} = {folded};"
             else:
                 yield f"{register} = {_FOLD[op].format(register, folded)};"
@@ -139,8 +147,13 @@ class Printer:
     def statements(self, statements: Iterable[Statement], lane: Var | None) -> Iterator[str]:
         statements = list(statements)
         names: dict[int, str] = {}
-        yield from self._temporaries([s.value for s in statements], lane, names)
+        computed = [e for s in statements for e in _parts(s)]
+        yield from self._temporaries(computed, lane, names)
         for s in statements:
+            if isinstance(s, Accumulate):
+                register = s.register if lane is None else f"{s.register}v[k]"
+                yield f"{register} = {self._accumulated(s, register, lane, names)};"
+                continue
             value = self.expr(s.value, lane, names)
             spread = value if lane is None or varying(s.value, lane) else f"splat({value})"
             if isinstance(s, Define):
@@ -152,11 +165,22 @@ class Printer:
                     yield f"store(l, {target}, {spread});"
                 else:
                     yield f"put({target}, {value});"
-            elif lane is not None:
-                kept = f"keep(l, {spread}, {identity(s.op)})"
-                yield f"{s.register}v[k] = {_FOLD[s.op].format(f'{s.register}v[k]', kept)};"
-            else:
-                yield f"{s.register} = {_FOLD[s.op].format(s.register, value)};"
+
+    def _accumulated(
+        self, s: Accumulate, register: str, lane: Var | None, names: dict[int, str]
+    ) -> str:
+        """The register with a value more; a product is added by one fma."""
+
+        def kept(e: Expr) -> str:
+            if lane is None:
+                return self._arg(e, lane, names)
+            shown = self.expr(e, lane, names)
+            spread = shown if varying(e, lane) else f"splat({shown})"
+            return f"keep(l, {spread}, {identity(s.op)})"
+
+        if product := product_of(s.op, s.value):
+            return f"fma({kept(product.args[0])}, {kept(product.args[1])}, {register})"
+        return _FOLD[s.op].format(register, kept(s.value))
 
     def _temporaries(
         self, roots: list[Expr], lane: Var | None, names: dict[int, str]
@@ -216,6 +240,17 @@ class Printer:
         if varying(e.args[0], lane):
             return f"select({condition}, {x}, {y})"
         return f"({condition} ? {x} : {y})"
+
+
+def _parts(s: Statement) -> tuple[Expr, ...]:
+    """What a statement computes with: of a product that is added up, its factors."""
+    product = product_of(s.op, s.value) if isinstance(s, Accumulate) else None
+    return product.args if product else (s.value,)
+
+
+def product_of(op: str, e: Expr) -> Op | None:
+    """`e` where it is a product that is added up: by one fma."""
+    return e if op == "sum" and isinstance(e, Op) and e.prim == "mul" and e.dtype is F32 else None
 
 
 def _chooses(trees: Iterable[Tree], v: Var) -> bool:

@@ -45,11 +45,15 @@ class For:
 @dataclass(frozen=True)
 class Lanes:
     """A loop in steps of the vector length; the last step may be partial. With `opens` the
-    registers that it accumulates into begin here."""
+    registers that it accumulates into begin here. `rows` names the array element that the vector
+    of a register goes to, by register, where it is folded later. With `abreast` every lane is a
+    register of its own, which begins and ends outside."""
 
     var: Var
     body: tuple[Tree, ...]
     opens: bool = False
+    rows: tuple[tuple[str, str], ...] = ()
+    abreast: bool = False
 
 
 @dataclass(frozen=True)

@@ -90,3 +90,29 @@ def test_horizontal(library, lanes):
     x[lanes // 2] = np.nan
     assert np.isnan(library("largest", x, result=ctypes.c_float))
     assert np.isnan(library("smallest", x, result=ctypes.c_float))
+
+
+ROWS = (1, 4, 5, 8, 12, 16, 24)
+FOLDS = "".join(
+    f"""
+extern "C" void {name}_{n}(const float* x, float* y) {{
+  Rows<{n}> a;
+  for (int64_t r = 0; r < {n}; ++r) a[r] = load<vf>(x + r * VL);
+  {name}_rows(y, a);
+}}"""
+    for name in ("hsum", "hmax")
+    for n in ROWS
+)
+
+
+@pytest.mark.parametrize("n", ROWS)
+def test_rows_fold_together_as_each_does_alone(compile_cpp, machine, lanes, n):
+    library = compile_cpp(FOLDS, machine, "prims.h")
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((n, lanes)) * 10.0 ** rng.integers(-4, 5, (n, lanes))
+    x = x.astype(np.float32)
+    for name, f in (("hsum", np.add), ("hmax", np.maximum)):
+        y = np.full(n + 1, 7, np.float32)
+        library(f"{name}_{n}", x, y)
+        np.testing.assert_array_equal(y[:n], [folded(row, f) for row in x])
+        assert y[n] == 7  # nothing beyond the last row

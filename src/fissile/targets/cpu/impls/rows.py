@@ -24,11 +24,11 @@ from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.lines import plus
 from fissile.targets.cpu.impls.stages import OPS, border, places, softmax, stages
-from fissile.targets.cpu.impls.sums import FOLD, in_blocks, neutral
+from fissile.targets.cpu.impls.sums import added, in_blocks, in_registers, neutral
 from fissile.targets.cpu.impls.walk import Piece, Walk, pieces_of, walk_of
 from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
 from fissile.targets.cpu.machine import Machine
-from fissile.tiles.cpp import compute_type
+from fissile.tiles.cpp import compute_type, identity
 from fissile.tiles.expr import (
     EITHER,
     Builder,
@@ -42,13 +42,25 @@ from fissile.tiles.expr import (
     Register,
     operations,
 )
-from fissile.tiles.index import Index, Var, const, substitute, var
-from fissile.tiles.nest import Decided, Env, addresses, exchange, expressions, nest
-from fissile.tiles.tree import Accumulate, Define, Do, For, Raw, Statement, Store, Tree
+from fissile.tiles.index import Index, Var, const, substitute, text, var
+from fissile.tiles.nest import Decided, Env, addresses, exchange, expressions, loop, nest
+from fissile.tiles.tree import (
+    Accumulate,
+    Define,
+    Do,
+    For,
+    Lanes,
+    Raw,
+    Scope,
+    Statement,
+    Store,
+    Tree,
+)
 
 SERIES = 512  # elements across the lanes that are added up at a time
 DEAR = 8.0  # operations and loads from which on a value is kept for later stages
 KEPT_BYTES = 1 << 20  # no buffer for kept values is larger
+FEW = 64  # rows whose statistics may lie in registers
 FAR = 1 << 40  # the address of another row's statistic: such an address is no place in memory
 
 Statements = Callable[[Builder, Env], list[Statement]]
@@ -181,37 +193,73 @@ class _Rows:
         trees = in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in parts.items()})
         if not self.walk.turns:
             return trees
-        for name in sums.values():
-            self.writer.local(name, self.walk.width)
         (g,) = self.walk.turns
+        width = self.walk.width
+        for name in sums.values():
+            self._statistics(name)
+        if len(trees) == 1 and isinstance(lanes := trees[0], Lanes) and lanes.opens:
+            rows = {parts[n]: f"{a}v[{g.name}]" for n, a in sums.items()}
+            opening = [f"Rows<{width}> {a}v;" for a in sums.values()]
+            folds = [f"h{self._op(n)}_rows({a}, {a}v);" for n, a in sums.items()]
+            one = replace(lanes, rows=tuple(rows.items()))
+            return [Scope((Raw(tuple(opening)), For(g, (one,)), Raw(tuple(folds))))]
         ends = [f"{sums[n]}[{g.name}] = {parts[n]};" for n in sums]
         return [For(g, (*trees, *([Raw(tuple(ends))] if ends else [])))]
 
     def _across(
         self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]
     ) -> list[Tree]:
-        """Lanes across rows; accumulators are arrays, and so are the parts of long sums."""
+        """Lanes across rows; accumulators end in arrays, and so do the parts of long sums."""
         lanes, long = self.walk.lanes, any(OPS[n.prim] in ("sum", "prod") for n in sums)
         pieces = pieces_of(self.walk, SERIES if long else None)
         parts = {n: f"{a}p" for n, a in sums.items()} if long and pieces[0].outer else sums
         for name in dict.fromkeys([*sums.values(), *parts.values()]):
-            self.writer.local(name, self.walk.width)
-        found = self._nest(lanes, lambda b, env: self._clear(sums, env)) if sums else []
+            self._statistics(name)
+        found: list[Tree] = []
+        if parts is not sums:
+            found += self._nest(lanes, lambda b, env: self._clear(sums, env))
         for piece in pieces:
-            trees = self._nest(
-                (*piece.inner, *lanes), lambda b, env: pass_over(b, env, parts), piece
-            )
+            trees = self._abreast(parts, pass_over, piece)
+            if trees is None:
+                trees = self._nest(lanes, lambda b, env: self._clear(parts, env)) if parts else []
+                loops = (*piece.inner, *lanes)
+                trees += self._nest(loops, lambda b, env: pass_over(b, env, parts), piece)
             if parts is not sums:
-                clear = self._nest(lanes, lambda b, env: self._clear(parts, env))
-                trees = [
-                    *clear,
-                    *trees,
-                    *self._nest(lanes, lambda b, env: self._total(sums, parts, env)),
-                ]
+                trees += self._nest(lanes, lambda b, env: self._total(sums, parts, env))
             for v in reversed(piece.outer):
                 trees = [For(v, tuple(trees))]
             found += trees
         return found
+
+    def _abreast(
+        self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]], piece: Piece
+    ) -> list[Tree] | None:
+        """A pass over a piece of R with accumulators in registers, for so many rows at a time. None
+        where there are none, or the loop over rows is not whole."""
+        width, (c,) = self.walk.width, self.walk.lanes
+        most = [d for d in range(16, FEW + 1, 16) if width % d == 0]
+        step = width if width <= FEW else max(most, default=0)
+        if not sums or not step:
+            return None
+        over, rows, first = loop(f"{c.name}b", width // step), loop(c.name, step), const(0)
+        index = dict(piece.index)
+        if over.extent > 1:
+            first = var(over) * step
+            index[c.name] = first + var(rows)
+        trees = self._nest(
+            (*piece.inner, rows),
+            lambda b, env: pass_over(b, env, sums),
+            replace(piece, index=index),
+        )
+        ops = {a: self._op(n) for n, a in sums.items()}
+        whole = [in_registers(t, ops, step) for t in trees]
+        if any(t is None for t in whole):
+            return None
+        inside = [t for t in whole if t is not None]
+        opening = Raw(tuple(f"Abreast<{step}> {a}v({identity(op)});" for a, op in ops.items()))
+        closing = Raw(tuple(f"{a}v.store({plus(a, text(first))});" for a in ops))
+        body = (opening, *inside, closing)
+        return [For(over, body)] if over.extent > 1 else [Scope(body)]
 
     def _op(self, n: Node) -> str:
         return "greatest" if n in self.softmax.maxima else OPS[n.prim]
@@ -228,7 +276,7 @@ class _Rows:
         op, at = self._op(n), self._lane(env)
         if not self.walk.lanes:
             return Accumulate(register, op, value)
-        return Store(register, at, Op(FOLD[op], (Load(register, at, F32), value), (), F32))
+        return Store(register, at, added(op, Load(register, at, F32), value))
 
     def _give(self, b: Builder, env: Env, i: int, t: Token) -> Statement:
         full, stats = self.places.full, self.places.stats
@@ -330,7 +378,7 @@ class _Rows:
     def _define(self, name: str, v: Value, value: Callable[[Builder, Env], Expr]) -> list[Tree]:
         """A statistic: one constant, or one element of an array for each row of the block."""
         if self.walk.abreast:
-            self.writer.local(name, self.walk.width)
+            self._statistics(name)
             found: list[Tree] = self._nest(
                 self.walk.abreast, lambda b, env: [Store(name, self._lane(env), value(b, env))]
             )
@@ -339,6 +387,13 @@ class _Rows:
             found = [Do(tuple(self._settled((), [define])))]
         self._hold(v, name)
         return found
+
+    def _statistics(self, name: str) -> None:
+        """An array with one element for each row of the block."""
+        if self.walk.width <= FEW:
+            self.writer.array(name, self.walk.width)
+        else:
+            self.writer.local(name, self.walk.width)
 
     def _hold(self, v: Value, name: str) -> None:
         if not self.walk.abreast:

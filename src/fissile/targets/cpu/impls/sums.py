@@ -1,5 +1,5 @@
-"""Long sums in blocks, so that they stay accurate: a block is added up on its own, then added to
-the rest."""
+"""How sums add up. Long ones in blocks, so that they stay accurate: a block is added up on its own,
+then added to the rest. Those of lanes that are rows of their own in registers, not in arrays."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from fissile.ir.types import BOOL, DType
-from fissile.tiles.cpp import compute_type, literal
+from fissile.ir.types import BOOL, F32, DType
+from fissile.tiles.cpp import compute_type, literal, product_of
+from fissile.tiles.expr import Expr, Op
 from fissile.tiles.index import Var, const, substitute, var
 from fissile.tiles.nest import rewrite
-from fissile.tiles.tree import Accumulate, Do, For, If, Lanes, Raw, Scope, Tree
+from fissile.tiles.tree import (
+    Accumulate,
+    Do,
+    For,
+    If,
+    Lanes,
+    Raw,
+    Scope,
+    Statement,
+    Store,
+    Tree,
+)
 
 # operation -> primitive; "greatest" is a maximum that may lose a NaN
 FOLD = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "greatest": "greatest"}
@@ -129,3 +141,33 @@ def _around(tree: For, body: tuple[Tree, ...], sums: Sums) -> Tree:
     opening = [declared(f"{a}p", *how) for a, how in sums.items()]
     closing = [Raw((both[op].format(a),)) for a, (op, _) in sums.items()]
     return Scope((*opening, replace(tree, body=body), *closing))
+
+
+def in_registers(tree: Tree, ops: Mapping[str, str], step: int) -> Tree | None:
+    """The same loops accumulating into registers instead of arrays of these names. None where not
+    all of a loop over `step` lanes does."""
+    if isinstance(tree, For | Scope):
+        inside = [in_registers(t, ops, step) for t in tree.body]
+        body = tuple(t for t in inside if t is not None)
+        return replace(tree, body=body) if len(body) == len(inside) else None
+    if isinstance(tree, Lanes) and tree.var.extent == step:
+        statements = [s for t in tree.body if isinstance(t, Do) for s in t.statements]
+        turned = tuple(_in_register(s, ops) for s in statements)
+        return replace(tree, body=(Do(turned),), abreast=True)
+    return tree if isinstance(tree, Raw) else None
+
+
+def _in_register(s: Statement, ops: Mapping[str, str]) -> Statement:
+    if not isinstance(s, Store) or s.pointer not in ops:
+        return s
+    e = s.value
+    assert isinstance(e, Op)
+    value = Op("mul", e.args[:2], (), F32) if e.prim == "fma" else e.args[1]
+    return Accumulate(s.pointer, ops[s.pointer], value)
+
+
+def added(op: str, total: Expr, value: Expr) -> Op:
+    """A total with a value more; a product is added by one fma, as `Accumulate` does."""
+    if product := product_of(op, value):
+        return Op("fma", (*product.args, total), (), F32)
+    return Op(FOLD[op], (total, value), (), F32)

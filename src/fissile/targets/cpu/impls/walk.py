@@ -23,7 +23,8 @@ from fissile.tiles.nest import Env, expressions, loop
 TILE_ELEMENTS = 4096
 WIDTH = 64  # rows side by side that use whole cache lines
 RESIDENT_BYTES = 1 << 18  # a block that is read more than once should stay in cache
-GROUP_ELEMENTS = 3072  # rows that take turns should stay in the first cache
+GROUP = 16  # rows that take turns: their statistics fill vectors
+GROUP_ELEMENTS = 6144  # which should stay in the first cache; of another number of rows, half
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def _group(s: Stages, rows: int, length: int) -> int:
     """Rows that take turns: a divisor of `rows`, or 1."""
     if any(n.value.type.dtype is not F32 for n in s.reduces):
         return 1
-    most = min(16, GROUP_ELEMENTS // length)
+    if rows % GROUP == 0 and GROUP * length <= GROUP_ELEMENTS:
+        return GROUP
+    most = min(GROUP, GROUP_ELEMENTS // 2 // length)
     return max((d for d in range(4, most + 1) if rows % d == 0), default=1)
 
 

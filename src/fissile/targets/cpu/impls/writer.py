@@ -104,6 +104,10 @@ class Writer:
         self.scratch_lines.append(f"{ctype}* {name} = ({ctype}*)({where});")
         return name
 
+    def array(self, name: str, elements: int) -> None:
+        """A few floats that the compiler may keep in registers."""
+        self.scratch_lines.append(f"alignas(64) float {name}[{elements}];")
+
     def kernel(self, body: Sequence[str], tiles: int) -> Kernel:
         """`body` computes tile t; it is indented by two."""
         lines = [f"  {line}" for line in self.scratch_lines]

@@ -54,6 +54,28 @@ template <int64_t extent> struct Turns {
   template <int k> inline vf& operator[](Turn<k>) { return v[k]; }
 };
 #define FISSILE_BODY __attribute__((always_inline))
+// one register for each of `extent` lanes, and a loop over them without a count: body(l, i, k)
+template <int64_t extent> struct Abreast {
+  static constexpr int n = (extent + VL - 1) / VL;
+  vf v[n];
+  inline Abreast(float start) {
+    for (int k = 0; k < n; ++k) v[k] = splat(start);
+  }
+  template <int k> inline vf& operator[](Turn<k>) { return v[k]; }
+  inline void store(float* y) const {
+#pragma GCC unroll 16
+    for (int k = 0; k < extent / VL; ++k) fissile::store(y + k * VL, v[k]);
+    if constexpr (extent % VL != 0) storen(y + (n - 1) * VL, v[n - 1], extent % VL);
+  }
+};
+template <int64_t extent, int k = 0, class F> FISSILE_INLINE void abreast(F&& body) {
+  if constexpr ((k + 1) * VL <= extent) {
+    body(Full{}, int64_t(k * VL), Turn<k>{});
+    abreast<extent, k + 1>(body);
+  } else if constexpr (k * VL < extent) {
+    body(Part{int(extent - k * VL)}, int64_t(k * VL), Turn<k>{});
+  }
+}
 template <int k, int n, class F> FISSILE_INLINE void all_turns(F& body, int64_t i) {
   if constexpr (k < n) {
     body(Full{}, i + k * VL, Turn<k>{});
@@ -74,13 +96,51 @@ template <int64_t extent, class F> FISSILE_INLINE void in_turn(F&& body) {
   for (int64_t i = 0; i < whole; i += n * VL) all_turns<0, n>(body, i);
   last_turns<extent, whole, 0>(body);
 }
-#define FISSILE_TURNS(name, both)                                       \
-  template <int64_t extent> FISSILE_INLINE float name(const Turns<extent>& a) { \
-    if constexpr (a.n == 1) return name(a.v[0]);                        \
-    else if constexpr (a.n == 2) return name(both(a.v[0], a.v[1]));     \
-    else if constexpr (a.n == 3) return name(both(both(a.v[0], a.v[1]), a.v[2])); \
-    else return name(both(both(a.v[0], a.v[1]), both(a.v[2], a.v[3]))); \
+#define FISSILE_TURNS(name, both)                                                            \
+  template <int64_t extent> FISSILE_INLINE vf name##_lanes(const Turns<extent>& a) {         \
+    if constexpr (a.n == 1) return a.v[0];                                                   \
+    else if constexpr (a.n == 2) return both(a.v[0], a.v[1]);                                \
+    else if constexpr (a.n == 3) return both(both(a.v[0], a.v[1]), a.v[2]);                  \
+    else return both(both(a.v[0], a.v[1]), both(a.v[2], a.v[3]));                            \
+  }                                                                                          \
+  template <int64_t extent> FISSILE_INLINE float name(const Turns<extent>& a) {              \
+    return name(name##_lanes(a));                                                            \
+  }                                                                                          \
+  template <int n> FISSILE_INLINE void name##_rows(float* y, const Rows<n>& a) {             \
+    for (int r = 0; r < n; r += VL)                                                          \
+      store_rows<n>(y, r, folded_rows<VL>(a.v + r, [](vf p, vf q) { return both(p, q); }));  \
   }
+// One vector for each of n rows; h..._rows(y, rows) folds each into one number as h... does, all together: y[r] = h...(v[r])
+template <int n> struct Rows {
+  vf v[(n + VL - 1) / VL * VL];
+  inline Rows() {
+    for (vf& row : v) row = splat(0.0f);
+  }
+  inline vf& operator[](int64_t r) { return v[r]; }
+};
+template <int... i> struct Places {};
+template <int n, int... i> struct Counted : Counted<n - 1, n - 1, i...> {};
+template <int... i> struct Counted<0, i...> {
+  typedef Places<i...> type;
+};
+// the first or second halves of all blocks of `size` lanes of a, then of b
+template <int size, int half, int... i> FISSILE_INLINE vf halves(vf a, vf b, Places<i...>) {
+  return FISSILE_PICK(a, b, (i / (size / 2) * size + half * (size / 2) + i % (size / 2))...);
+}
+// n rows of VL / n lanes that are left of each
+template <int n, class F> FISSILE_INLINE vf folded_rows(const vf* v, F both) {
+  if constexpr (n == 1) return v[0];
+  else {
+    constexpr int size = 2 * VL / n;
+    const vf a = folded_rows<n / 2>(v, both), b = folded_rows<n / 2>(v + n / 2, both);
+    typename Counted<VL>::type all;
+    return both(halves<size, 0>(a, b, all), halves<size, 1>(a, b, all));
+  }
+}
+template <int n> FISSILE_INLINE void store_rows(float* y, int r, vf v) {
+  if (r + VL <= n) store(y + r, v);
+  else storen(y + r, v, n - r);
+}
 FISSILE_INLINE vf plus(vf a, vf b) { return a + b; }
 FISSILE_INLINE vf times(vf a, vf b) { return a * b; }
 FISSILE_TURNS(hsum, plus)
