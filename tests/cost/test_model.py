@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,12 @@ def test_a_slice_of_a_computed_value_reads_a_part() -> None:
     needs = tuple(Token(v, row_major(2)) for v in region.tensors)
     c = Candidate(region, "map", (), needs, (Token(part, row_major(2)),))
     assert moved_bytes(c) == 3 * 10 * 100 * 4
+
+
+def test_a_kernel_that_gives_more_errs_as_the_one_that_it_extends() -> None:
+    plain = product(300)
+    more = replace(plain, impl="measured", params=(("by", "contraction"),))
+    model = Model(MACHINE, {"contraction": 0.5})
+    assert model.us(more) == model.us(plain)
+    model.learn([(plain, 3 * model.raw_us(plain))] * 20)
+    assert model.us(more) == model.us(plain) == pytest.approx(3 * model.raw_us(plain), rel=0.1)

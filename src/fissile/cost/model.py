@@ -25,11 +25,12 @@ from fissile.ir.semantics import split_spec
 from fissile.kernels.blend import blend_of
 from fissile.kernels.candidate import Candidate
 from fissile.kernels.region import Region
+from fissile.kernels.statistics import statistics_of
 
 ALIAS_US = 1e-3  # free, but never chosen for nothing
 
 UNKNOWN = 0.5  # efficiency of an implementation that nobody told of
-ELEMENTWISE, BETWEEN = 0.4, 1.0  # the latter where contractions stand on both sides
+ELEMENTWISE, BETWEEN = 0.4, 1.0  # the latter behind a contraction whose result is near
 GROUPED = {"conv": 0.2, "chain": 0.6}  # a chain's rows lie in cache
 STAGES = {Kind.REDUCE: "rows", Kind.WINDOW: "window"}
 SCALAR = 0.05  # an implementation below this is scalar code throughout
@@ -93,6 +94,13 @@ def demanded(region: Region) -> dict[Value, float]:
     return share
 
 
+def _moments(candidate: Candidate) -> frozenset[Node]:
+    """What takes the moments of a result that is near."""
+    extends = candidate.computed_by != candidate.impl
+    taken = statistics_of(candidate.region) if extends else None
+    return frozenset(taken.nodes if taken else ())
+
+
 def bound_us(candidate: Candidate, machine: Calibration) -> float:
     """No kernel for this candidate is faster (design, section 8)."""
     if candidate.is_alias:
@@ -147,15 +155,17 @@ class Model:
     def _modelled_us(self, candidate: Candidate) -> float:
         size = moved_bytes(candidate)
         memory = size / self.machine.gb_per_s(size) * 1e-3
-        share = demanded(candidate.region)
+        share, near = demanded(candidate.region), _moments(candidate)
         arithmetic = sum(
-            self._arithmetic_us(n, candidate) * max(share[v] for v in n.outputs)
+            self._arithmetic_us(n, candidate, n in near) * max(share[v] for v in n.outputs)
             for n in candidate.region.nodes
         )
         return self.machine.launch_us + max(memory, arithmetic) + 0.3 * min(memory, arithmetic)
 
-    def _arithmetic_us(self, node: Node, candidate: Candidate) -> float:
-        impl = candidate.impl
+    def _arithmetic_us(self, node: Node, candidate: Candidate, near: bool) -> float:
+        if near:
+            return flops(node) / (self.machine.peak_gflops * BETWEEN) * 1e-3
+        impl = candidate.computed_by
         saving = candidate.saving if kind(node) is Kind.LINEAR else 1.0
         efficiency = self.efficiency.get(impl, UNKNOWN)
         if kind(node) is Kind.ELEMENTWISE and efficiency > SCALAR:

@@ -15,25 +15,31 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fissile.ir.graph import Node
+from fissile.ir.layout import Token
 from fissile.ir.prims import Kind, kind
 from fissile.ir.semantics import split_spec
 from fissile.kernels.candidate import Candidate
+from fissile.kernels.statistics import without_statistics
 
 Sort = str
 
 
 def sorts(candidate: Candidate, modelled_us: float) -> tuple[Sort, ...]:
-    """The chain, coarsest first."""
-    impl = "adapter" if candidate.is_adapter else candidate.impl
+    """The chain, coarsest first. A kernel that takes statistics besides is of the same sort as the
+    one that it extends."""
+    extends = candidate.computed_by != candidate.impl
+    nodes = without_statistics(candidate.region) if extends else candidate.region.nodes
+    impl = "adapter" if candidate.is_adapter else candidate.computed_by
     saving = f"/{candidate.saving:.2g}" if candidate.saving != 1.0 else ""
     steps = [
         f"{impl}{saving}",
-        _work(candidate.region.nodes),
-        _walk(candidate),
+        _work(nodes),
+        _walk(nodes, candidate.needs, candidate.gives[: 1 if extends else None]),
         _variant(candidate),
     ]
     size = round(math.log2(max(modelled_us, 0.5)) / 2)
-    steps.append(f"size {size} maps {min(_count(candidate, Kind.ELEMENTWISE), 7) // 2}")
+    maps = sum(kind(n) is Kind.ELEMENTWISE for n in nodes)
+    steps.append(f"size {size} maps {min(maps, 7) // 2}")
     chain = [steps[0]]
     for step in steps[1:]:
         if step:
@@ -81,21 +87,18 @@ def _bucket(extent: int) -> str:
     return "1" if extent < 4 else "4" if extent < 16 else "16" if extent < 64 else "64"
 
 
-def _walk(candidate: Candidate) -> str:
+def _walk(nodes: Sequence[Node], needs: Sequence[Token], gives: Sequence[Token]) -> str:
     """Do the innermost axes of the largest need and the largest give agree, is anything taken out
     of another place, and how often is a value given?"""
-    layouts = {t.layout.is_row_major for t in (*candidate.needs, *candidate.gives)}
+    layouts = {t.layout.is_row_major for t in (*needs, *gives)}
     words = ["mixed" if len(layouts) > 1 else "first" if layouts == {True} else "last"]
-    moves = {n.prim for n in candidate.region.nodes if kind(n) is Kind.LAYOUT}
+    moves = {n.prim for n in nodes if kind(n) is Kind.LAYOUT}
     words += [word for word in ("transpose", "slice", "gather", "pad") if word in moves]
-    if len(candidate.gives) > 1:
+    if len(gives) > 1:
         words.append("gives2")
     return " ".join(words)
 
 
 def _variant(candidate: Candidate) -> str:
-    return " ".join(f"{k}={v}" for k, v in candidate.params if isinstance(v, (int, str)))[:60]
-
-
-def _count(candidate: Candidate, of: Kind) -> int:
-    return sum(kind(n) is of for n in candidate.region.nodes)
+    named = [(k, v) for k, v in candidate.params if k != "by" and isinstance(v, (int, str))]
+    return " ".join(f"{k}={v}" for k, v in named)[:60]

@@ -63,6 +63,11 @@ class Candidate:
         return self.impl == "alias"
 
     @property
+    def computed_by(self) -> str:
+        """The implementation whose kernel it is: its own, or what the parameter "by" names."""
+        return self.param.get("by", self.impl)
+
+    @property
     def param(self) -> dict[str, Any]:
         return dict(self.params)
 

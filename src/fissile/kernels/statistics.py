@@ -93,6 +93,18 @@ def statistics_of(region: Region) -> Statistics | None:
     return next((s for y in region.outputs if (s := _taken(users, y))), None)
 
 
+def without_statistics(region: Region) -> tuple[Node, ...]:
+    """The members that a value is computed by whose moments the region takes; else all."""
+    s = statistics_of(region)
+    if s is None:
+        return region.nodes
+    needed = {s.of}
+    for n in reversed(region.nodes):
+        if needed.intersection(n.outputs):
+            needed.update(n.inputs)
+    return tuple(n for n in region.nodes if needed.intersection(n.outputs))
+
+
 def _taken(users: Users, y: Value) -> Statistics | None:
     for mean in users.get(y, ()):
         if mean.prim != "reduce_mean":
