@@ -11,13 +11,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from fissile.errors import FissileError, shown
+from fissile.ir.blas import one_thread
 from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, Value
+from fissile.targets.cpu.host import usable_threads
 
 POLICY = {"exact": (2.0, 2e-5), "default": (8.0, 2e-5), "fast": (8.0, 1e-3)}
 
@@ -105,6 +109,12 @@ def _reference(graph: Graph, inputs: list[np.ndarray]) -> tuple[list[np.ndarray]
         return inputs, evaluate(graph, inputs, reference=True)
 
 
+def _references(graph: Graph) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+    """Of all samples, side by side."""
+    with one_thread(), ThreadPoolExecutor(usable_threads()) as pool:
+        return list(pool.map(partial(_reference, graph), samples(graph)))
+
+
 def check(graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "default") -> Report:
     """Compare `run` with the reference on all samples. Raises WrongAnswer naming output and sizes.
 
@@ -114,8 +124,7 @@ def check(graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "de
     judge = "ONNX Runtime" if reference_run else "f32 evaluator"
     ordinary = reference_run or (lambda inputs: evaluate(graph, inputs))
     worst = Report(0.0, 0.0, floor, judge)
-    for inputs in samples(graph):
-        inputs, want = _reference(graph, inputs)
+    for inputs, want in _references(graph):
         got = run(inputs)
         try:
             other = ordinary(inputs)

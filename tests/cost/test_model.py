@@ -6,11 +6,12 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fissile.cost.calibrate import Calibration, Rate
 from fissile.cost.defaults import defaults, table
-from fissile.cost.model import TRUST, Model, Seen, bound_us, moved_bytes
+from fissile.cost.model import TRUST, Cost, Model, Seen, bound_us, moved_bytes
 from fissile.ir import prims as p
 from fissile.ir.graph import Value, placeholder
 from fissile.ir.layout import Token, row_major
@@ -131,3 +132,17 @@ def test_a_kernel_that_gives_more_errs_as_the_one_that_it_extends() -> None:
     assert model.us(more) == model.us(plain)
     model.learn([(plain, 3 * model.raw_us(plain))] * 20)
     assert model.us(more) == model.us(plain) == pytest.approx(3 * model.raw_us(plain), rel=0.1)
+
+
+@pytest.mark.parametrize("below", [0.5, 0.9, 1.0, 1.3])
+@pytest.mark.parametrize("least", [0.0, 0.7])
+def test_expected_gain_is_the_mean_over_draws(below, least):
+    """max(below - time, 0) over two million times whose logarithm is normal, none below `least`."""
+    draws = np.random.default_rng(0).standard_normal(2_000_000)
+    times = np.maximum(np.exp(0.4 * draws), least)
+    cost = Cost(1.0, "model", expected_us=1.0, deviation=0.4, least_us=least)
+    assert cost.gain_us(below) == pytest.approx(np.maximum(below - times, 0).mean(), abs=5e-4)
+
+
+def test_what_is_known_gains_nothing():
+    assert Cost(1.0, "measured").gain_us(2.0) == 0.0

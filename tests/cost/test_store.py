@@ -129,3 +129,24 @@ def test_home(monkeypatch, tmp_path):
     monkeypatch.delenv("FISSILE_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert home() == tmp_path / "fissile"
+
+
+def test_two_processes_measure_different_kernels(tmp_path):
+    """What a living process has claimed is not given to another; a dead one's claims are."""
+    keys = [str(i) for i in range(6)]
+    script = (
+        "import sys\n"
+        "from fissile.cost.store import Place, Store\n"
+        "from pathlib import Path\n"
+        "store = Store(Path(sys.argv[1]), Place('here', 1, '1'))\n"
+        "print(*store.claim([str(i) for i in range(6)], 2), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path / "s")]
+    mine = Store(tmp_path / "s", Place("here", 1, "1"))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout and other.stdout.readline().split() == ["0", "1"]
+        assert mine.claim(keys, 3) == ["2", "3", "4"]
+        assert mine.claim(keys, 1) == ["2"]  # one's own stay
+        other.kill()
+    assert mine.claim(keys, 2) == ["0", "1"]

@@ -127,3 +127,22 @@ def test_an_adapter_has_no_noise():
     columns = tuple(replace(c, uses=(0.1,)) for c in problem.columns)
     with pytest.raises(MalformedProblem, match="adapter"):
         select(replace(problem, columns=columns, limits=1))
+
+
+def test_repeated_blocks_vie_for_a_resource():
+    """Twelve equal blocks, of which three may be fast: the best by arithmetic."""
+    none, some = (0.0,), (0.3,)
+    columns = [
+        Column(cost, frozenset({b}), frozenset({b}), frozenset({b + 1}), use)
+        for b in range(12)
+        for cost, use in ((4.0 + b / 100, none), (1.0, some), (3.5, (0.05,)))
+    ]
+    edges = tuple((b, b + 1, b + 1) for b in range(11))
+    problem = Problem(
+        tuple(columns), (12,), frozenset({0}), tuple(range(13)), (None, *range(12)), edges,
+        frozenset(range(12)), 1,
+    )  # fmt: skip
+    # 3 x 0.3 leaves room for 2 x 0.05, 2 x 0.3 for 8, 0.3 or nothing for all: 39.5 and 42
+    expected = 3 * 1.0 + 2 * 3.5 + sum(4.0 + b / 100 for b in range(7))
+    fewer = 2 * 1.0 + 8 * 3.5 + sum(4.0 + b / 100 for b in range(2))
+    assert select(problem).objective == pytest.approx(min(expected, fewer))

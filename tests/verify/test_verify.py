@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fissile.ir import blas
 from fissile.ir import prims as p
 from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, placeholder
@@ -98,3 +99,17 @@ def test_a_lucky_judge_is_not_the_only_one() -> None:
     check(g, another_order, lucky)
     with pytest.raises(WrongAnswer):
         check(g, lambda inputs: [a * np.float32(1.01) for a in another_order(inputs)], lucky)
+
+
+def test_numpy_takes_one_thread_only_inside():
+    """Told by OpenBLAS itself, where numpy has it."""
+    get, put = blas._functions()
+    before = get()
+    put(2)
+    try:
+        most = get()
+        with blas.one_thread():
+            assert get() == 1
+        assert get() == most
+    finally:
+        put(before)

@@ -1,7 +1,8 @@
 """Measured times of kernels: what the store knows, and the rest from a target's bench.
 
 Kernels are measured in the order given, a round at a time, and every round is stored when it ends:
-a killed run resumes where it was. The bench (a target's) compiles and times one round; a kernel
+a killed run resumes where it was. Processes that share the store take different rounds, and each
+other's results. The bench (a target's) compiles and times one round; a kernel
 that does not compile or crashes gets a `Timing` with its fault.
 """
 
@@ -16,6 +17,7 @@ from fissile.cost.store import Store, Timing
 from fissile.kernels.candidate import Kernel
 
 Keyed = tuple[str, Kernel]  # (candidate.key, kernel)
+WAIT_S = 0.1  # for what others are measuring
 Progress = Callable[[int, int, float], None]  # kernels done, kernels in all, seconds left
 
 
@@ -46,19 +48,28 @@ def measure(
     A round starts only where the ones before say that it ends within the budget; the first always
     runs, smaller where the budget is short.
     """
-    distinct = dict(kernels)
-    found = store.get(distinct)
-    todo = [(key, kernel) for key, kernel in distinct.items() if key not in found]
-    start, done, total = time.monotonic(), 0, len(todo)
-    while done < total:
+    left = dict(kernels)
+    found: dict[str, Timing] = {}
+    start, done, total = time.monotonic(), 0, 0
+    while True:
+        fresh = store.get(left)  # others measure too
+        found.update(fresh)
+        left = {key: kernel for key, kernel in left.items() if key not in fresh}
         spent = time.monotonic() - start
         size = _round(bench.round_size, done, spent, budget_s)
-        if not size:
+        if not left or not size:
             break
-        timings = bench.time(todo[done : done + size], limits)
+        mine = store.claim(list(left), size)
+        if not mine:
+            time.sleep(WAIT_S)
+            if budget_s is not None and spent > budget_s:
+                break
+            continue
+        timings = bench.time([(key, left[key]) for key in mine], limits)
         store.put(timings)
         found.update(timings)
-        done = min(total, done + size)
+        done, total = done + len(mine), done + len(left)
+        left = {key: kernel for key, kernel in left.items() if key not in mine}
         if progress:
             progress(done, total, (time.monotonic() - start) / done * (total - done))
     return found

@@ -38,13 +38,39 @@ SCALAR = 0.05  # an implementation below this is scalar code throughout
 TRUST = 2.0  # observations that what is known of the coarser sort counts for
 DEFAULTS = 3.0  # observations that those made elsewhere count for, at most
 SPREAD = 0.7  # standard deviation of log(measured / modelled) where nothing is known
+FASTER, TRIED = 0.65, 30.0  # of it towards faster kernels, until so many were measured
 MOST = 4.0  # a larger logarithm says that the model does not understand a kernel, not how it errs
 
 
 @dataclass(frozen=True)
 class Cost:
+    """`us` is what the program pays. Of a modelled one also the distribution: the logarithm is
+    normal around that of `expected_us`, `deviation` being that towards faster kernels, and none
+    takes less than `least_us`."""
+
     us: float
     source: str  # bound, model, measured
+    expected_us: float = 0.0
+    deviation: float = 0.0
+    least_us: float = 0.0
+
+    def gain_us(self, below_us: float) -> float:
+        """By how much it should fall below this, if it does at all, times how likely it is."""
+        return max(0.0, self._put(below_us) - self._put(self.least_us))
+
+    def _put(self, strike_us: float) -> float:
+        """E max(strike - time, 0), where the logarithm of the time is normal."""
+        if strike_us <= 0 or self.expected_us <= 0:
+            return 0.0
+        if self.deviation <= 0:
+            return max(0.0, strike_us - self.expected_us)
+        z, s = math.log(strike_us / self.expected_us) / self.deviation, self.deviation
+        return strike_us * _normal(z) - self.expected_us * math.exp(s * s / 2) * _normal(z - s)
+
+
+def _normal(z: float) -> float:
+    """The share of a standard normal distribution below z."""
+    return 0.5 * math.erfc(-z / math.sqrt(2))
 
 
 def flops(node: Node) -> float:
@@ -140,6 +166,7 @@ class Model:
     efficiency: Mapping[str, float] = field(default_factory=dict)
     defaults: Mapping[Sort, Seen] = field(default_factory=dict)
     seen: dict[Sort, Seen] = field(default_factory=dict)
+    faster: float = FASTER
     _raw_us: dict[str, float] = field(default_factory=dict, repr=False)
     _sorts: dict[str, tuple[Sort, ...]] = field(default_factory=dict, repr=False)
     _bounds: dict[str, float] = field(default_factory=dict, repr=False)
@@ -180,14 +207,20 @@ class Model:
     def us(self, candidate: Candidate, deviations: float = 0.0) -> float:
         """What it should cost; with `deviations` < 0, what it costs if it is so many standard
         deviations better than its sort. Never less than the bound."""
+        return self.cost(candidate, deviations).us
+
+    def cost(self, candidate: Candidate, deviations: float = 0.0) -> Cost:
+        """The same with its distribution."""
         if candidate.is_alias:
-            return ALIAS_US
+            return Cost(ALIAS_US, "model")
         key = candidate.key
         if (bound := self._bounds.get(key)) is None:
             bound = self._bounds[key] = bound_us(candidate, self.machine)
         log_ratio, deviation = self.log_ratio(self.sorts_of(candidate))
-        ratio = math.exp(log_ratio + deviations * deviation)
-        return max(self.raw_us(candidate) * ratio, bound)
+        faster = self.faster * deviation
+        expected = max(self.raw_us(candidate) * math.exp(log_ratio), bound)
+        shift = deviations * (faster if deviations < 0 else deviation)
+        return Cost(max(expected * math.exp(shift), bound), "model", expected, faster, bound)
 
     def sorts_of(self, candidate: Candidate) -> tuple[Sort, ...]:
         if (known := self._sorts.get(candidate.key)) is None:
@@ -197,17 +230,18 @@ class Model:
 
     def log_ratio(self, chain: tuple[Sort, ...]) -> tuple[float, float]:
         """(log ratio, its standard deviation) of the finest sort of a chain."""
-        if (known := self._ratios.get(chain[-1])) is not None:
-            return known
+        if (known := self._ratios.get(chain[-1])) is None:
+            known = self._ratios[chain[-1]] = self._estimate(map(self._observed, chain))
+        return known
+
+    def _estimate(self, chain: Iterable[Seen]) -> tuple[float, float]:
         mean, variance = 0.0, SPREAD * SPREAD
-        for sort in chain:
-            seen = self._observed(sort)
+        for seen in chain:
             above, mean = mean, (seen.total + TRUST * mean) / (seen.count + TRUST)
             apart = seen.squares - 2 * mean * seen.total + seen.count * mean * mean
             drift = TRUST * (mean - above) ** 2
             variance = (apart + drift + TRUST * variance) / (seen.count + TRUST)
-        self._ratios[chain[-1]] = mean, math.sqrt(variance)
-        return self._ratios[chain[-1]]
+        return mean, math.sqrt(max(variance, 0.0))
 
     def _observed(self, sort: Sort) -> Seen:
         here, elsewhere = self.seen.get(sort, Seen()), self.defaults.get(sort)
@@ -218,10 +252,26 @@ class Model:
     def learn(self, measured: Iterable[tuple[Candidate, float]]) -> None:
         """All that is known by now: what was learned before is forgotten, `defaults` are not."""
         self.seen, self._ratios = {}, {}
+        known: list[tuple[tuple[Sort, ...], float]] = []
         for candidate, us in measured:
             log_ratio = math.log(max(us, 1e-3) / self.raw_us(candidate))
-            for sort in self.sorts_of(candidate):
-                self.seen.setdefault(sort, Seen()).add(max(-MOST, min(MOST, log_ratio)))
+            known.append((self.sorts_of(candidate), max(-MOST, min(MOST, log_ratio))))
+        for chain, log_ratio in known:
+            for sort in chain:
+                self.seen.setdefault(sort, Seen()).add(log_ratio)
+        self.faster = self._faster(known)
+
+    def _faster(self, known: Iterable[tuple[tuple[Sort, ...], float]]) -> float:
+        """How far kernels are faster than all others let expect, root mean square, in standard
+        deviations: 1 were times as often that much faster as slower, but they err to the slow
+        side."""
+        count, squares = TRIED, TRIED * FASTER * FASTER
+        for chain, x in known:
+            one = Seen(1.0, x, x * x)
+            mean, deviation = self._estimate(self._observed(s).and_(one, -1.0) for s in chain)
+            z = min(0.0, (x - mean) / max(deviation, 1e-3))
+            count, squares = count + 1, squares + 2 * z * z
+        return math.sqrt(squares / count)
 
 
 def prices(
@@ -230,8 +280,7 @@ def prices(
 ) -> list[Cost]:  # fmt: skip
     """A cost for each: measured where known, modelled elsewhere (see `Model.us`)."""
     return [
-        Cost(ALIAS_US, "model") if c.is_alias
-        else Cost(measured[c.key], "measured") if c.key in measured
-        else Cost(model.us(c, deviations), "model")
+        Cost(measured[c.key], "measured") if c.key in measured and not c.is_alias
+        else model.cost(c, deviations)
         for c in candidates
     ]  # fmt: skip

@@ -13,9 +13,10 @@ import sqlite3
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 SCHEMA = 1
@@ -26,7 +27,15 @@ create table if not exists time (
     primary key (kernel, version, place, threads)
 ) without rowid
 """
+_CLAIMS = """
+create table if not exists claim (
+    kernel text not null, version text not null, place text not null, threads integer not null,
+    owner integer not null, until real not null,
+    primary key (kernel, version, place, threads)
+) without rowid
+"""
 _BUSY_MS = 30_000
+CLAIM_S = 120.0  # a claim outlives its process no longer, wherever it ran
 
 
 def home() -> Path:
@@ -95,6 +104,26 @@ class Store:
             if db:
                 db.executemany("insert or replace into time values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
+    def claim(self, keys: Sequence[str], most: int) -> list[str]:
+        """The first `most` of `keys` that no other process is measuring: this one will be."""
+        p, now, owner = self.place, time.time(), os.getpid()
+        with self._open() as db:
+            if not db:
+                return list(keys[:most])
+            db.execute("begin immediate")
+            claims = db.execute(
+                "select kernel, owner, until from claim where version = ? and place = ? and "
+                "threads = ?", (p.version, p.where, p.threads),
+            )  # fmt: skip
+            alive = cache(_is_alive)
+            taken = {k for k, o, until in claims if o != owner and until > now and alive(o)}
+            free = [k for k in keys if k not in taken][:most]
+            rows = [(k, p.version, p.where, p.threads, owner, now + CLAIM_S) for k in free]
+            db.execute("delete from claim where until <= ?", (now,))
+            db.executemany("insert or replace into claim values (?, ?, ?, ?, ?, ?)", rows)
+            return free
+        return list(keys[:most])  # the file had a fault
+
     @contextmanager
     def _open(self):  # a connection each time: SQLite objects must not cross a fork
         db = None if self._broken else self._connect()
@@ -145,6 +174,17 @@ class Store:
         self._broken = True
 
 
+def _is_alive(process: int) -> bool:
+    """Is there such a process on this machine?"""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 @contextmanager
 def _nothing():
     yield
@@ -160,6 +200,7 @@ def _prepared(path: Path) -> sqlite3.Connection:
         if found not in (0, SCHEMA):
             raise sqlite3.DatabaseError(f"schema {found}, expected {SCHEMA}")
         db.execute(_TABLE)
+        db.execute(_CLAIMS)
         if found != SCHEMA:
             db.execute(f"pragma user_version = {SCHEMA}")
         db.commit()

@@ -15,6 +15,7 @@ import numpy as np
 
 from fissile.select.program import Row
 
+TOLERANCE = 1e-6  # of rows
 SILENT = {"output_flag": False, "threads": 1, "random_seed": 0}
 
 
@@ -44,6 +45,8 @@ class Model:
             self.solver.setOptionValue(option, value)
         self.columns = len(costs)
         self.costs = np.asarray(costs, np.float64)
+        self.integral = integral
+        self.counts: dict[int, np.ndarray] = {}
         none = np.empty(0, np.int32)
         self.solver.addCols(
             self.columns,
@@ -98,10 +101,39 @@ class Model:
         return len(groups)
 
     def add_limits(self, uses: np.ndarray) -> None:
-        """Rows `sum uses[r] x <= 1`; `uses` is [resources, columns]."""
+        """Rows `sum uses[r] x <= 1`; `uses` is [resources, columns].
+
+        Of an integral program, columns of equal use are counted by an integer n = sum x, and the
+        rows read `sum uses[r] n <= 1`: where repeated blocks vie for a resource, branching on how
+        many ends long before branching on which.
+        """
+        if self.integral:
+            kinds, kind_of = np.unique(uses, axis=1, return_inverse=True)
+            used = [k for k, share in enumerate(kinds.T) if share.any()]
+            columns = [
+                self._add_count(np.flatnonzero(kind_of.reshape(-1) == k), kinds[:, k].max())
+                for k in used
+            ]
+            self._add_shares(kinds[:, used], columns)
+        else:
+            self._add_shares(uses, range(self.columns))
+
+    def _add_shares(self, uses: np.ndarray, columns: Sequence[int]) -> None:
         for row in uses:
-            who = np.flatnonzero(row).astype(np.int32)
-            self.solver.addRow(-highspy.kHighsInf, 1.0, len(who), who, row[who])
+            some = np.flatnonzero(row)
+            who = np.asarray(columns, np.int32)[some]
+            self.solver.addRow(-highspy.kHighsInf, 1.0, len(who), who, row[some])
+
+    def _add_count(self, who: np.ndarray, share: float) -> int:
+        """A column that counts `who`; the share of one of them bounds it."""
+        count = self.solver.getNumCol()
+        self.counts[count] = who
+        self.solver.addVar(0.0, min(len(who), int(1 / share + TOLERANCE)))
+        self.solver.changeColIntegrality(count, highspy.HighsVarType.kInteger)
+        signs = np.append(np.ones(len(who)), -1.0)
+        indices = np.append(who, count).astype(np.int32)
+        self.solver.addRow(0.0, 0.0, len(indices), indices, signs)
+        return count
 
     def solve_relaxation(self, seconds: float) -> tuple[np.ndarray, np.ndarray, float] | None:
         """Values, reduced costs and objective; None unless solved to the end."""
@@ -124,7 +156,7 @@ class Model:
         self.solver.setOptionValue("mip_abs_gap", 0.0)
         if start:
             point = highspy.HighsSolution()
-            point.col_value = np.isin(np.arange(self.columns), start).astype(float).tolist()
+            point.col_value = self._with_counts(start).tolist()
             self.solver.setSolution(point)
         self.solver.run()
         answer = self._answer()
@@ -135,6 +167,14 @@ class Model:
             answer = self._answer()
         return answer or Answer(None, 0.0, False)
 
+    def _with_counts(self, chosen: Sequence[int]) -> np.ndarray:
+        """The point of `chosen`, with the counts of `add_limits`."""
+        point = np.zeros(self.solver.getNumCol())
+        point[list(chosen)] = 1.0
+        for count, who in self.counts.items():
+            point[count] = point[who].sum()
+        return point
+
     def _answer(self) -> Answer | None:
         """None if the objective that HiGHS reports is not that of its point."""
         if self.solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
@@ -142,7 +182,7 @@ class Model:
         info = self.solver.getInfo()
         if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return Answer(None, info.mip_dual_bound, False)
-        values = np.asarray(self.solver.getSolution().col_value)
+        values = np.asarray(self.solver.getSolution().col_value)[: self.columns]
         objective = float(self.costs @ values)
         if abs(objective - info.objective_function_value) > 1e-6 * max(1.0, abs(objective)):
             return None

@@ -9,9 +9,9 @@ much, uses no more of what is limited, needs no more and executes nothing that k
 
 from __future__ import annotations
 
-import time
 from itertools import zip_longest
 
+from fissile.select.clock import Clock
 from fissile.select.cuts import executable_order, founded_rows, is_solution
 from fissile.select.highs import Model
 from fissile.select.program import ALL_ROWS, Column, Problem, rows, uses
@@ -25,7 +25,7 @@ def least_once(
 ) -> tuple[list[int], float, int, int]:
     """(columns in an order that runs, proven bound, columns, rows) of the cheapest solution found
     that executes nothing twice; no columns where `time_limit` seconds were not enough."""
-    deadline = time.monotonic() + time_limit
+    clock = Clock(time_limit)
     rest = _without_rivals(drop_useless(Reduced(problem, tuple(range(len(problem.columns))))))
     small = rest.problem
     scale = 1000.0 / (max(c.cost for c in small.columns) or 1000.0) if small.columns else 1.0
@@ -36,7 +36,7 @@ def least_once(
     best: list[int] = []
     bound = 0.0
     for serial in range(ROUNDS):
-        answer = model.solve_program(deadline - time.monotonic(), (), gap)
+        answer = model.solve_program(clock.left_s, (), gap)
         bound = max(bound, answer.bound / scale)
         if answer.values is None:
             break

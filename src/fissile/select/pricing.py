@@ -6,12 +6,14 @@ cost follows from the other's:
 
     d_k = d_best + c_k - c_best.
 
-A candidate of reduced cost d can enter the choice once it turns out to be cheaper by more than d.
-So what a measurement may gain is NEAR c_k - d_k, summed over the candidates that share the kernel.
+With all others as they are priced, a candidate enters the choice once it costs less than c_k - d_k.
+What its measurement may gain is the expectation of how far below it comes to lie, by the model's
+distribution (`Cost.gain_us`), summed over the candidates that share the kernel.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +25,6 @@ from fissile.select.tokens import problem
 
 Share = Callable[[Candidate], float]
 
-NEAR = 0.3  # of its cost: by how much a kernel may well be cheaper than it was priced
 BEATEN = 1.5  # times the best rival: slower than that, nobody asks how slow exactly
 
 
@@ -35,6 +36,20 @@ class Solved:
     reduced: tuple[float | None, ...]
     costs: tuple[Cost, ...]
     selected: Selected
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Candidates to measure, the first `chosen` because they were chosen, the others for `gains`
+    (us), which fall."""
+
+    candidates: tuple[Candidate, ...]
+    chosen: int
+    gains: tuple[float, ...]
+
+    def above(self, us: float) -> tuple[float, ...]:
+        """The gains that are larger; all while nothing has been reached (`us` infinite)."""
+        return tuple(g for g in self.gains if g > us or us == math.inf)
 
 
 class Market:
@@ -110,17 +125,17 @@ class Market:
         place = {self.candidates[k]: i for i, (_, rivals) in enumerate(best) for k in rivals}
         return [place[c] for c in start] if all(c in place for c in start) else []
 
-    def wanted(self, solved: Solved, measured: Mapping[str, float]) -> tuple[list[Candidate], int]:
+    def wanted(self, solved: Solved, measured: Mapping[str, float]) -> Wanted:
         """Candidates to measure, one for each kernel, the most promising first: what was chosen,
-        then the others by what they may gain. And how many of them were chosen."""
+        then the others by what they may gain."""
         gains: dict[str, float] = {}
         first: dict[str, Candidate] = {}
         chosen: dict[str, float] = {}
         for k, c in enumerate(self.candidates):
-            if c.is_alias or c.key in measured:
-                continue
             d = solved.reduced[k]
-            gain = 0.0 if d is None else NEAR * solved.costs[k].us - d
+            if d is None or c.is_alias or c.key in measured:
+                continue
+            gain = solved.costs[k].gain_us(solved.costs[k].us - d)
             if gain > 0:
                 gains[c.key] = gains.get(c.key, 0.0) + gain
                 first.setdefault(c.key, c)
@@ -131,7 +146,10 @@ class Market:
                 first.setdefault(c.key, c)
                 gains.pop(c.key, None)
         order = [sorted(some, key=lambda key: -some[key]) for some in (chosen, gains)]
-        return [first[key] for keys in order for key in keys], len(chosen)
+        return Wanted(
+            tuple(first[key] for keys in order for key in keys), len(chosen),
+            tuple(gains[key] for key in order[1]),
+        )  # fmt: skip
 
     def beaten(
         self, measured: Mapping[str, float], wanted: Sequence[Candidate]

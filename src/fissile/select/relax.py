@@ -7,10 +7,10 @@ between the bound and the goal cannot be part of a solution below the goal (redu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fissile.select.clock import Clock
 from fissile.select.highs import Model
 from fissile.select.incumbent import cheap_solution
 from fissile.select.odd import violated_triples
@@ -51,7 +51,7 @@ def relax(
     families: frozenset[str],
     start: Sequence[int],
     goal: float,
-    deadline: float,
+    clock: Clock,
     carried: Sequence[Row] = (),
 ) -> Relaxation:
     """Rounds: solve, steer the incumbent, separate.  `goal` is a bound that is high enough."""
@@ -66,7 +66,7 @@ def relax(
     result = Relaxation(0.0, (), (), (), best, 0)
     stall = 0
     for serial in range(ROUNDS):
-        solved = model.solve_relaxation(deadline - time.monotonic())
+        solved = model.solve_relaxation(clock.left_s)
         if solved is None:
             break
         values, reduced, objective = solved[0].tolist(), solved[1].tolist(), solved[2] / scale

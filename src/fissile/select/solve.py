@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fissile.select.clock import Clock
 from fissile.select.cuts import founded_rows, is_solution, keeps_within, prune
 from fissile.select.highs import Model
 from fissile.select.incumbent import cheap_solution
@@ -56,7 +57,7 @@ class _Search:
     problem: Problem
     gap: float
     families: frozenset[str]
-    deadline: float
+    clock: Clock
     best: tuple[int, ...]
     bound: float = 0.0
     columns: int = 0
@@ -71,10 +72,6 @@ class _Search:
     @property
     def goal(self) -> float:
         return self.cost * (1 - self.gap)
-
-    @property
-    def is_late(self) -> bool:
-        return time.monotonic() > self.deadline
 
     def best_within(self, rest: Reduced) -> list[int] | None:
         """The incumbent by the indices of `rest`, if all of it is there and still runs."""
@@ -111,12 +108,12 @@ def select(
     presolve: bool = True,
     once: bool = False,
 ) -> Selected:
-    """The cheapest solution, or the best within `time_limit` seconds, with a proven bound.
+    """The cheapest solution, or the best within `time_limit` seconds of work, with a proven bound.
 
     `start` is a solution known before; `families` and `presolve` serve the ablation: without
     presolve the rows go to HiGHS as they are. So does `once`: no primitive is executed twice.
     """
-    begin = time.monotonic()
+    begin, clock = time.monotonic(), Clock(time_limit)
     check(problem)
     if once:
         return _select_once(problem, time_limit, gap)
@@ -128,7 +125,7 @@ def select(
     if first is None:
         never = float("inf")
         return Selected((), never, never, 0.0, time.monotonic() - begin, "infeasible", 0, 0, 0)
-    search = _Search(problem, gap, families, begin + time_limit, first)
+    search = _Search(problem, gap, families, clock, first)
     bound = _explore(search, rest, (), float("inf")) if presolve else _branch(search, rest, ())
     search.prove(min(bound, search.goal))
     return _report(search, time.monotonic() - begin)
@@ -155,13 +152,10 @@ def _select_once(problem: Problem, time_limit: float, gap: float) -> Selected:
 def _first_solution(
     problem: Problem, rest: Reduced, start: Sequence[int]
 ) -> tuple[int, ...] | None:
-    found = cheap_solution(rest.problem)
-    first = None if found is None else tuple(rest.origin[k] for k in found)
     if start and is_solution(problem, start):
-        known = prune(problem, start)
-        if first is None or cost_of(problem, known) < cost_of(problem, first):
-            first = tuple(known)
-    return first
+        return tuple(prune(problem, start))
+    found = cheap_solution(rest.problem)
+    return None if found is None else tuple(rest.origin[k] for k in found)
 
 
 def _thriftiest(problem: Problem, time_limit: float) -> tuple[int, ...] | None:
@@ -185,7 +179,7 @@ def _explore(
     if start is None:
         return _branch(search, rest, cuts) if problem.limits else cap
     search.offer([rest.origin[k] for k in start])
-    relaxed = relax(problem, search.families, start, min(cap, search.goal), search.deadline, cuts)
+    relaxed = relax(problem, search.families, start, min(cap, search.goal), search.clock, cuts)
     search.offer([rest.origin[k] for k in relaxed.chosen])
     search.rounds += relaxed.rounds
     if depth == 0:
@@ -193,7 +187,7 @@ def _explore(
     lower = relaxed.bound
     for ceiling in _ceilings(relaxed):
         top = min(cap, search.goal)
-        if lower >= top or search.is_late:
+        if lower >= top or search.clock.is_late:
             break
         ceiling = min(top, ceiling)
         keep = survivors(problem, relaxed, ceiling)
@@ -240,7 +234,7 @@ def _branch(search: _Search, rest: Reduced, cuts: Sequence[Row]) -> float:
     bound = 0.0
     for serial in range(FOUNDED_ROUNDS):
         start = search.best_within(rest) or []
-        answer = model.solve_program(search.deadline - time.monotonic(), start, search.gap)
+        answer = model.solve_program(search.clock.left_s, start, search.gap)
         search.rounds += 1
         if answer.is_infeasible:
             return float("inf")
@@ -251,7 +245,7 @@ def _branch(search: _Search, rest: Reduced, cuts: Sequence[Row]) -> float:
         if is_solution(problem, chosen):
             search.offer([rest.origin[k] for k in prune(problem, chosen)])
         founded = list(founded_rows(problem, chosen, serial))
-        if not founded or bound >= search.goal or search.is_late:
+        if not founded or bound >= search.goal or search.clock.is_late:
             break
         model.add(founded)
     return bound

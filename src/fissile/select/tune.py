@@ -1,12 +1,13 @@
 """Tune: price, solve, measure what the solution asks for, and again.    (design, sections 8 and 9)
 
 As in column generation: candidates cost what was measured, or what the model says; the program
-chooses; what it chose without a measurement is measured, and with it what may gain most
-(`pricing`). The incumbent is the best set of measured candidates. At first an unmeasured candidate
-costs what the model expects, which soon gives a good plan; then what it would cost if it were
-better than its sort by OPTIMISM standard deviations, which finds what the model underrates. A step
-ends when the choice is measured throughout or could gain no more than ENOUGH, tuning with the last
-step or the budget. Anytime: every round is stored, and leaves a plan.
+chooses; what it chose without a measurement is measured, and with it what should gain most
+(`pricing`). The incumbent is the best set of measured candidates. In the first step an unmeasured
+candidate costs what the model expects, and measuring goes on while the expected gains PAY. In the
+next ones it costs what it would if it were better than its sort by OPTIMISM standard deviations:
+that finds kernels that gain only together. Such a step ends when the choice is measured throughout
+or could gain no more than ENOUGH, tuning with the last step or the budget. Anytime: every round is
+stored, and leaves a plan.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from fissile.select.rivals import Priced, runners_up
 ROUND = 48  # kernels measured between two solutions, at least
 SHARE = 2.0  # seconds of measuring for a second of solving, at least
 KERNEL_S, LEAST_S = 0.08, 0.03  # what a measurement takes, until it is known, and at least
-OPTIMISM = (1.0, 2.0)  # standard deviations of the model, one after another
+OPTIMISM = (0.0, 1.0, 2.0)  # standard deviations of the model, one after another
 CAUTION = 0.5  # the same, in the end
+WORTH = 3e-5  # of the incumbent: what a measurement should gain
+PAYS = 3e-3  # the same of all measurements together; rivals' gains are counted though one wins
 ENOUGH = 1e-3  # of the incumbent: less is not worth a measurement
 QUICK_GAP, INCUMBENT_GAP, FINAL_GAP = 3e-3, 1e-3, 1e-4
 QUICK_S, INCUMBENT_S, FINAL_S = 10.0, 5.0, 20.0
+LEAST_SOLVING_S = 2.0
 UNTUNED_S = 25.0  # for the one solution without a budget
 
 
@@ -118,18 +122,30 @@ class _Tuning:
         steps = list(OPTIMISM)
         while self.bench is not None and steps and self.left_s > 0:
             start = time.process_time()  # whoever else computes now
-            solved = self._solve(-steps[0], QUICK_GAP, QUICK_S, chosen or self.incumbent)
+            limit_s = min(QUICK_S, max(self.left_s, LEAST_SOLVING_S))
+            solved = self._solve(-steps[0], QUICK_GAP, limit_s, chosen or self.incumbent)
             chosen = [self.market.candidates[k] for k in solved.chosen]
             solving_s = time.process_time() - start
-            wanted, unknown = self.market.wanted(solved, self.measured)
-            if not unknown or solved.selected.objective >= self.us * (1 - ENOUGH):
+            wanted = self.market.wanted(solved, self.measured)
+            gains = wanted.above(WORTH * self.us)
+            is_near = solved.selected.objective >= self.us * (1 - ENOUGH)
+            pays = not steps[0] and sum(gains) >= PAYS * self.us
+            if (not wanted.chosen or is_near) and not pays:
                 steps.pop(0)
                 continue
-            size = max(ROUND, unknown, int(SHARE * solving_s / self._kernel_s()))
-            if not self._measure(wanted, size):
+            size = max(ROUND, int(SHARE * solving_s / self._kernel_s()))
+            size = max(wanted.chosen, min(size, wanted.chosen + len(gains)))
+            if not self._measure(wanted.candidates, size):
                 break
+            self._learn_from_others()
             self._improve()
         return self._final()
+
+    def _learn_from_others(self) -> None:
+        """What other processes have measured meanwhile."""
+        assert self.store is not None
+        unknown = {c.key for c in self.market.candidates} - self.measured.keys()
+        self._enter(self.store.get(unknown))
 
     def _solve(
         self, deviations: float, gap: float, limit_s: float, start: Sequence[Candidate],
