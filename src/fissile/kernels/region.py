@@ -2,6 +2,9 @@
 
     Definition 1 (Korch): P' is convex iff no path leaves P' and enters it again.
 
+`kernels/statistics` adds some that are not convex, and some that give a value which members alone
+read: a kernel may compute again what it has the operands for.
+
 Invariant: `nodes` is in topological order and holds no input or constant; `outputs` are values of
 those nodes, each read outside or a graph output. `inputs` are what the nodes read from outside,
 constants included, in order of first use. Two regions with equal `signature` are computed by the

@@ -10,10 +10,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx.parser
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fissile
 from fissile.ir import prims as p
 from fissile.ir.graph import Graph, Value
 from fissile.kernels.identify import Limits, identify
@@ -24,7 +28,19 @@ from fissile.targets.cpu.target import Cpu
 
 sys.path.insert(0, str(Path(__file__).parent))
 from running import expected, run_kernel
-from sliding_cases import FIRST, LAST, NARROW, WIDE, candidate, case, check, image, padded, weights
+from sliding_cases import (
+    FIRST,
+    LAST,
+    NARROW,
+    WIDE,
+    candidate,
+    case,
+    check,
+    image,
+    noise,
+    padded,
+    weights,
+)
 
 if this_machine().vl != 16:
     pytest.skip("the kernels here are written for AVX-512", allow_module_level=True)
@@ -182,3 +198,26 @@ def test_a_variance_alone_needs_no_mean_outside():
     inputs = [np.random.default_rng(5).standard_normal((1, 16, 12, 12)).astype(np.float32)]
     for got, want in zip(run_kernel(c, kernel, inputs), expected(c, inputs), strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=4e-6 * np.abs(want).max())
+
+
+def test_a_program_with_statistics(tmp_path):
+    """Verified against float64 as it is compiled; the bits are those of one thread."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 16, 40, 40] x) => (float[2, 16, 40, 40] z)
+        {
+          y = Conv <pads = [1, 1, 1, 1]> (x, k)
+          n = InstanceNormalization (y, scale, shift)
+          r = Relu (n)
+          z = Conv <pads = [1, 1, 1, 1]> (r, l)
+        }"""
+    )
+    shapes = {"k": (32, 16, 3, 3), "scale": (32,), "shift": (32,), "l": (16, 32, 3, 3)}
+    constants = [onnx.numpy_helper.from_array(noise(*s), name) for name, s in shapes.items()]
+    model.graph.initializer.extend(constants)
+    exe = fissile.compile(model, threads=2, tune=0, folder=tmp_path / "m", without=("rows",))
+    assert "measured" in [c.impl for c in exe.selection.chosen]
+    x = noise(2, 16, 40, 40, seed=9)
+    one = fissile.load(tmp_path / "m", threads=1)
+    results = [run(x).tobytes() for run in (exe, one, exe, one)]
+    assert len({*results}) == 1
