@@ -60,7 +60,8 @@ def with_statistics(graph: Graph, regions: Iterable[Region]) -> Iterator[Region]
     needs the difference from such a mean, with it."""
     regions = tuple(regions)
     convolved = [r for r in regions if _is_convolution(r)]
-    taken = {s.of: s for r in convolved if (s := _taken(graph.users, *r.outputs))}
+    found = (_taken(graph.users, y) for y in dict.fromkeys(r.outputs[0] for r in convolved))
+    taken = {s.of: s for s in found if s and s.axes == tuple(range(2, s.of.rank))}
     again = tuple(_again(graph.users, regions, taken.values()))
     yield from again
     yield from (_extended(graph, Region((), ()), s) for s in taken.values())
@@ -70,7 +71,9 @@ def with_statistics(graph: Graph, regions: Iterable[Region]) -> Iterator[Region]
 
 
 def _is_convolution(region: Region) -> bool:
-    return len(region.outputs) == 1 and sum(n.prim == "conv" for n in region.nodes) == 1
+    """Does it give one map, which has the shape of its only convolution's?"""
+    shapes = [n.value.shape for n in region.nodes if n.prim == "conv"]
+    return shapes == [v.shape for v in region.outputs]
 
 
 def _again(

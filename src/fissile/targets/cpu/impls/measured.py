@@ -18,7 +18,8 @@ LOWERS = {"conv": conv.lower, "winograd": winograd.lower}
 
 
 def takes(region: Region) -> bool:
-    return sum(n.prim == "conv" for n in region.nodes) == 1 and statistics_of(region) is not None
+    shapes = [n.value.shape for n in region.nodes if n.prim == "conv"]
+    return len(shapes) == 1 and (s := statistics_of(region)) is not None and [s.of.shape] == shapes
 
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
