@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -36,7 +38,6 @@ from fissile.verify import relative_error
 
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
-BUDGETS = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)  # seconds of tuning, one after another
 PHASE_S = 4.0  # alone, then beside neighbours, and again
 # implementations that are left out together
 TOGETHER = {"chains": ("chain", "attention"), "libraries": ("openblas", "onednn")}
@@ -248,23 +249,41 @@ def _spinning():
 
 
 def tuning(place: Place, case: Case) -> dict[str, Any]:
-    """Plans after more and more seconds of tuning from an empty store, compared at the end."""
-    spent, points, plans = 0.0, [], {}
-    feeds = None
+    """Compiled without measurements, fully tuned from an empty store, again from the full one, and
+    with the first half of what was measured; the plans interleaved at the end. Seconds are those of
+    whole compilations, verification included."""
     with tempfile.TemporaryDirectory(prefix="fissile-tuning-") as folder:
-        for budget in BUDGETS:
-            store = Path(folder) / "times.sqlite"
-            exe = place.fresh(case, tune=budget, store=store, verify=False)
-            facts = _figures(exe)
-            spent += facts["seconds"]["tune"]
-            feeds = feeds or random_feeds(exe.inputs)
-            points.append({"seconds": spent, "us": facts["us"], "measured": facts["measured"]})
-            plans[f"{len(plans)}"] = ours(exe, feeds)
-    last = str(len(plans) - 1)
-    times = interleaved({last: plans[last], **plans}, case.seconds)
-    for i, point in enumerate(points):
-        point |= asdict(times[str(i)])
-    return {"points": points}
+        empty, store, half = (Path(folder) / f"{n}.sqlite" for n in ("empty", "full", "half"))
+        plans, seconds = {}, {}
+        runs = (("untuned", 0, empty), ("full", "full", store), ("warm", "full", store))
+        for title, tune, known in runs:
+            begin = time.monotonic()
+            plans[title] = place.fresh(case, tune=tune, store=known)
+            seconds[title] = time.monotonic() - begin
+        keep_first_half(store, half)
+        plans["half"] = place.fresh(case, tune=0, store=half, verify=False)
+    feeds = random_feeds(plans["full"].inputs)
+    calls = {n: ours(plans[n], feeds) for n in ("full", "untuned", "half")}
+    times = interleaved(calls, case.seconds)
+    figures = {n: _figures(exe) for n, exe in plans.items()}
+    curve = plans["full"].selection.curve
+    return {
+        "engines": _rows(times), "seconds": seconds, "stages": figures["full"]["seconds"],
+        "us": {n: f["us"] for n, f in figures.items()},
+        "measured": {n: f["measured"] for n, f in figures.items()},
+        "curve": [[p.seconds, p.us, p.measured] for p in curve if math.isfinite(p.us)],
+    }  # fmt: skip
+
+
+def keep_first_half(store: Path, copy: Path) -> None:
+    """A copy of a store of measured times without what was measured last."""
+    with closing(sqlite3.connect(store)) as known, closing(sqlite3.connect(copy)) as first:
+        known.backup(first)
+        (middle,) = first.execute(
+            "select at from time order by at limit 1 offset (select count(*) / 2 from time)"
+        ).fetchone()
+        first.execute("delete from time where at > ?", (middle,))
+        first.commit()
 
 
 def untuned(place: Place, case: Case) -> dict[str, Any]:

@@ -36,7 +36,6 @@ PACKAGE = Path(fissile.__file__).parent
 EVERY = (*WHOLE, *(n for n in NAMES if n not in WHOLE), *REAL)
 THREADS = (1, 2)
 BATCH = 8
-CURVES = ("mobilenetv2_100", "efficientvit_b1", "segformer_b0_512")
 
 
 def cases(part: str, tune: float, seconds: float) -> Iterator[Case]:
@@ -50,7 +49,7 @@ def cases(part: str, tune: float, seconds: float) -> Iterator[Case]:
     elif part == "fast":
         yield from (Case(n, t, accuracy="fast", **common) for t in THREADS for n in WHOLE)
     elif part == "tuning":
-        yield from (Case(n, **common) for n in CURVES)
+        yield from (Case(n, **common) for n in WHOLE)
     else:
         names = {"memory": EVERY, "untuned": EVERY, "ablation": WHOLE, "kernels": WHOLE}[part]
         yield from (Case(n, **common) for n in names)

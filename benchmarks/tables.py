@@ -192,16 +192,23 @@ def _neighbours(rows: Sequence[Row]) -> str:
 
 def _tuning(rows: Sequence[Row]) -> str:
     text = (
-        "Seconds of tuning from an empty store, and the plan's latency over that of the last.\n\n"
+        "Seconds of whole compilations: without a measurement, fully tuned from an empty store, "
+        "and again from the full one. The plans' latencies, interleaved, and sums of costs over "
+        "those of the fully tuned; `half` knows the first half of the measurements.\n\n"
     )
-    columns = ("network", "seconds", "kernels measured", "latency / last (quartiles)",
-               "sum of costs ms")  # fmt: skip
-    lines = [
-        [r["case"]["name"], f"{p['seconds']:.0f}", str(p["measured"]), _ratio(p),
-         f"{p['us'] / 1e3:.2f}"]
-        for r in rows for p in r["row"]["points"]
-    ]  # fmt: skip
+    columns = ("network", "untuned s", "full s", "warm s", "measured", "untuned / full",
+               "half / full", "half / full, sums of costs")  # fmt: skip
+    lines = [_tuned(r["case"]["name"], r["row"]) for r in rows]
     return text + _grid(columns, lines)
+
+
+def _tuned(name: str, row: Row) -> list[str]:
+    seconds, us, engines = row["seconds"], row["us"], row["engines"]
+    return [
+        name, *(f"{seconds[n]:.0f}" for n in ("untuned", "full", "warm")),
+        str(row["measured"]["full"]), *(_ratio(engines[n]) for n in ("untuned", "half")),
+        f"{us['half'] / us['full']:.3f}",
+    ]  # fmt: skip
 
 
 def _untuned(rows: Sequence[Row]) -> str:
