@@ -40,10 +40,12 @@ def nest(
     lanes: bool = True,
     outer: Var | None = None,
     settled: Settled | None = None,
+    far: bool = False,
 ) -> tuple[Tree, ...]:
     """Loops from outermost to innermost. With `lanes` the innermost may become a vector loop;
     `outer` is the vector loop that the whole nest stands in. `settled` may change, or refuse, the
-    statements of a piece once its loops are split as far as they will be."""
+    statements of a piece once its loops are split as far as they will be. `far`: memory lies
+    beyond the second cache."""
     if any(v.extent <= 0 for v in loops):
         return ()
     env = {v.name: var(v) for v in loops}
@@ -55,7 +57,7 @@ def nest(
         and _is_legal(make, env)
     ):
         return ()
-    return _Nest(make, lanes, outer, settled).split(list(loops), env, dict(decided or {}))
+    return _Nest(make, lanes, outer, settled, far).split(list(loops), env, dict(decided or {}))
 
 
 _PROBING: ContextVar[bool] = ContextVar("probing", default=False)
@@ -94,8 +96,16 @@ def divisions(loops: Sequence[Var], make: Make) -> Mapping[str, int]:
 
 
 class _Nest:
-    def __init__(self, make: Make, lanes: bool, outer: Var | None, settled: Settled | None):
+    def __init__(
+        self,
+        make: Make,
+        lanes: bool,
+        outer: Var | None,
+        settled: Settled | None,
+        far: bool = False,
+    ):
         self.make, self.lanes, self.outer, self.settled = make, lanes, outer, settled
+        self.far = far
         self.pieces = 1
         self.divided: dict[str, int] = {}
 
@@ -172,7 +182,7 @@ class _Nest:
         loops = [v for v in loops if v.extent > 1]
         turned = _transposed(loops, statements)
         if turned is None and self.lanes and self.outer is None:
-            turned = _in_squares(loops, statements)
+            turned = _in_squares(loops, statements, self.far)
         if turned is not None:
             return turned
         tree: tuple[Tree, ...] = (Do(tuple(statements)),)
@@ -330,7 +340,9 @@ def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ..
 ROWS, COLUMNS = 32, 64  # of a square: it stays in the first cache
 
 
-def _in_squares(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...] | None:
+def _in_squares(
+    loops: list[Var], statements: list[Statement], far: bool
+) -> tuple[Tree, ...] | None:
     """Arithmetic on inputs that lie across the output: computed along the inputs, with lanes, into
     a square that a blocked transpose then stores."""
     if len(statements) != 1 or not isinstance(s := statements[0], Store):
@@ -352,7 +364,9 @@ def _in_squares(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ..
     crosses = any(e.coefficient(c) == 1 and e.coefficient(r) > 1 for e in loads)
     if not crosses or not vectorises([replace(s, address=var(c))], c):
         return None
-    squares = [t for a in _cut(r, ROWS) for b in _cut(c, COLUMNS) for t in _square(s, r, c, a, b)]
+    squares = [
+        t for a in _cut(r, ROWS) for b in _cut(c, COLUMNS) for t in _square(s, r, c, a, b, far)
+    ]
     declared = Raw((f"alignas(64) float square[{ROWS * COLUMNS}];",))
     tree: tuple[Tree, ...] = (Scope((declared, *squares)),)
     for v in reversed([v for v in loops if v not in (r, c)]):
@@ -371,21 +385,36 @@ def _cut(v: Var, size: int) -> list[Cut]:
     return whole + ([(None, const(count * size), Var(v.name, 0, rest - 1))] if rest else [])
 
 
-def _square(s: Store, r: Var, c: Var, rows: Cut, columns: Cut) -> tuple[Tree, ...]:
+def _square(s: Store, r: Var, c: Var, rows: Cut, columns: Cut, far: bool) -> tuple[Tree, ...]:
     """The squares of one size: `s` with r and c in these blocks."""
     (over_rows, top, i), (over_columns, left, j) = rows, columns
     (moved,) = rewrite([s], _substitution({r: top + var(i), c: left + var(j)}))
     into = Store("square", var(i) * COLUMNS + var(j), moved.value)
-    along = (Lanes if vectorises([into], j) else For)(j, (Do((into,)),))
-    corner = substitute(s.address, {r: top, c: left}.get)
-    call = (
-        f"transpose({s.pointer} + {text(corner)}, {s.address.coefficient(c)}, "
-        f"square, {COLUMNS}, {i.extent}, {j.extent});"
-    )
+    step, lanes = s.address.coefficient(c), vectorises([into], j)
+    corner = f"{s.pointer} + {text(substitute(s.address, {r: top, c: left}.get))}"
+    ahead = _ahead(moved, corner, step, i, j) if far and lanes else ()
+    along = (Lanes if lanes else For)(j, (*ahead, Do((into,))))
+    call = f"transpose({corner}, {step}, square, {COLUMNS}, {i.extent}, {j.extent});"
     tree: tuple[Tree, ...] = (For(i, (along,)), Raw((call,)))
     for v in (over_columns, over_rows):
         tree = tree if v is None else (For(v, tree),)
     return tree
+
+
+LINE = 16  # floats
+
+
+def _ahead(moved: Store, corner: str, step: int, i: Var, j: Var) -> tuple[Tree, ...]:
+    """Asks, while a square is computed, for the lines that it is stored to, some for each of its
+    rows, and for what the next square reads along them."""
+    if i.extent != ROWS or j.extent % LINE:
+        return ()
+    column = f"({i.name} / 2 * {j.extent // LINE} + {j.name} / {LINE})"
+    lines = [f"fetch_later({corner} + {step} * {column} + {i.name} % 2 * {LINE});"]
+    for e in expressions(moved.value):
+        if isinstance(e, Load) and e.address.coefficient(i) > 1:
+            lines.append(f"fetch_later({e.pointer} + {text(e.address + j.extent)});")
+    return (Raw(tuple(lines)),)
 
 
 _SCALAR_ONLY = {"cast", "not", "mod", "fmod", "is_nan", "is_inf", "xor"}

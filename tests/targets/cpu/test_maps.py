@@ -176,3 +176,11 @@ def test_arithmetic_across_the_output_goes_through_squares(shape: tuple[int, ...
     assert "square" in check(y, layouts={x: LAST})
     mixed = check(x + z, layouts={z: LAST})  # neither order suits both
     assert "square" not in mixed
+
+
+def test_squares_ask_ahead_for_lines_beyond_the_second_cache() -> None:
+    far, near = (placeholder(of((1, c, 48, 40))) for c in (96, 16))
+    assert "fetch_later" not in check(far * 2.0 + 1.0)  # nothing lies across
+    for x, asks in ((far, True), (near, False)):
+        y = x * 2.0 + 1.0
+        assert ("fetch_later" in check(y, layouts={y: LAST})) is asks

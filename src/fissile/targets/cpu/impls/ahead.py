@@ -17,23 +17,26 @@ from fissile.tiles.tree import Store
 
 LEAST_TERMS = 16  # of a sum that takes longer than to ask
 NEAR_BYTES = 16384  # of a token that the first cache keeps
+LARGE_BYTES = 1 << 20  # of one that comes from memory
 
-Places = Mapping[str, int]  # address -> is it written?
+READ, WRITTEN, LARGE = range(3)  # LARGE: written, and large
+Places = Mapping[str, int]  # address -> which of them
 
 
 def places(candidate: Candidate, stores: Iterable[Store], moving: Iterable[Var]) -> Places:
     """Addresses of what the stores read and write of tokens that may be far away, where they move
     with one of `moving`."""
     far, over = _far(candidate), set(moving)
+    large = {f"y{i}" for i, t in enumerate(candidate.gives) if t.size_bytes >= LARGE_BYTES}
     found: dict[tuple[str, Index], int] = {}
     for s in stores:
         loads = (e for e in expressions(s.value) if isinstance(e, Load))
-        found |= {(e.pointer, e.address): 0 for e in loads if e.pointer in far}
+        found |= {(e.pointer, e.address): READ for e in loads if e.pointer in far}
         if s.pointer in far:
-            found[s.pointer, s.address] = 1
+            found[s.pointer, s.address] = LARGE if s.pointer in large else WRITTEN
     return {
-        f"{pointer} + {text(at)}": write
-        for (pointer, at), write in found.items()
+        f"{pointer} + {text(at)}": how
+        for (pointer, at), how in found.items()
         if over & set(at.vars)
     }
 
@@ -55,5 +58,9 @@ def fetch(tile: str, arguments: str, where: Sequence[str], at: Places) -> list[s
     the addresses use from the two arguments."""
     if not at:
         return []
-    asks = [f"__builtin_prefetch({place}, {write});" for place, write in at.items()]
+    # large results into the second cache, which waits for more lines at a time than the first
+    asks = [
+        f"fetch_later({place});" if how == LARGE else f"__builtin_prefetch({place}, {how});"
+        for place, how in at.items()
+    ]
     return block(f"each_place<{tile}>([&]({arguments}) FISSILE_BODY {{", [*where, *asks], "});")

@@ -40,7 +40,7 @@ def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
     """The kernel of an elementwise or layout region, or of an adapter."""
     writer = Writer(candidate)
     try:
-        tiles, tree = _trees(candidate, writer)
+        tiles, tree = _trees(candidate, writer, far=_is_far(candidate, machine or Machine()))
     except Illegal as reason:
         return reason.no
     return writer.kernel(list(writer.printer.trees(tree, indent=2)), tiles)
@@ -75,8 +75,13 @@ def _stores(tree: Tree) -> list[Store]:
     return []
 
 
+def _is_far(candidate: Candidate, machine: Machine) -> bool:
+    """Do its tensors not lie in the second cache?"""
+    return 4 * sum(t.elements for t in (*candidate.needs, *candidate.gives)) > machine.l2_bytes
+
+
 def _trees(
-    candidate: Candidate, writer: Writer, whole: bool = False
+    candidate: Candidate, writer: Writer, whole: bool = False, far: bool = False
 ) -> tuple[int, tuple[Tree, ...]]:
     first = candidate.gives[0]
     if any(t.value.shape != first.value.shape for t in candidate.gives):
@@ -101,7 +106,7 @@ def _trees(
     inner = divisions(loops, statements(point)).get(loops[0].name, 1)
     unit = SQUARE if _turns(loops, statements(point)) else 1
     loops, point, tiles = _tiled(first.value, dims, inner, unit)
-    return tiles, nest(loops, statements(point))
+    return tiles, nest(loops, statements(point), far=far)
 
 
 def _turns(loops: Sequence[Var], make: Make) -> bool:
