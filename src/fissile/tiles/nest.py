@@ -392,7 +392,7 @@ def _square(s: Store, r: Var, c: Var, rows: Cut, columns: Cut, far: bool) -> tup
     into = Store("square", var(i) * COLUMNS + var(j), moved.value)
     step, lanes = s.address.coefficient(c), vectorises([into], j)
     corner = f"{s.pointer} + {text(substitute(s.address, {r: top, c: left}.get))}"
-    ahead = _ahead(moved, corner, step, i, j) if far and lanes else ()
+    ahead = _ahead(moved.value, corner, step, i, j) if far and lanes else ()
     along = (Lanes if lanes else For)(j, (*ahead, Do((into,))))
     call = f"transpose({corner}, {step}, square, {COLUMNS}, {i.extent}, {j.extent});"
     tree: tuple[Tree, ...] = (For(i, (along,)), Raw((call,)))
@@ -404,14 +404,14 @@ def _square(s: Store, r: Var, c: Var, rows: Cut, columns: Cut, far: bool) -> tup
 LINE = 16  # floats
 
 
-def _ahead(moved: Store, corner: str, step: int, i: Var, j: Var) -> tuple[Tree, ...]:
+def _ahead(value: Expr, corner: str, step: int, i: Var, j: Var) -> tuple[Tree, ...]:
     """Asks, while a square is computed, for the lines that it is stored to, some for each of its
     rows, and for what the next square reads along them."""
     if i.extent != ROWS or j.extent % LINE:
         return ()
     column = f"({i.name} / 2 * {j.extent // LINE} + {j.name} / {LINE})"
     lines = [f"fetch_later({corner} + {step} * {column} + {i.name} % 2 * {LINE});"]
-    for e in expressions(moved.value):
+    for e in expressions(value):
         if isinstance(e, Load) and e.address.coefficient(i) > 1:
             lines.append(f"fetch_later({e.pointer} + {text(e.address + j.extent)});")
     return (Raw(tuple(lines)),)
