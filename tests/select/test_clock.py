@@ -1,4 +1,4 @@
-"""A limit in seconds of work: what passes while this process waits does not count, up to a point."""
+"""A limit in seconds of work: while this process waits, nothing counts, up to a point."""
 
 from __future__ import annotations
 
