@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from fissile.ir import prims as p
 from fissile.ir.graph import Value
 from fissile.targets.cpu.impls import winograd
+from fissile.targets.cpu.impls.anchor import CHANNELS, slide
 from fissile.targets.cpu.machine import Machine, this_machine
 from fissile.targets.cpu.packing import PACKERS, WINOGRAD_POINTS, winograd_filter
 
@@ -107,7 +108,15 @@ def test_an_input_in_the_other_layout(m):
 
 
 @pytest.mark.parametrize(
-    "asked", [case(nv=2, rows=4), case(nv=1, splits=4), case(nv=4), case(nv=3), case(rows=8, nv=2)]
+    "asked",
+    [
+        case(nv=2, rows=4),
+        case(nv=1, splits=4),
+        case(nv=4),
+        case(nv=3),
+        case(rows=8, nv=2),
+        case(together=2),
+    ],
 )
 @pytest.mark.parametrize("m", SIZES)
 def test_every_cut_gives_the_same_bits(asked, m):
@@ -121,6 +130,24 @@ def test_every_cut_gives_the_same_bits(asked, m):
         x = np.random.default_rng(5).standard_normal((2, 40, 15, 18)).astype(np.float32)
         results.append(running.run_kernel(c, kernel, [x])[0])
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("together", [1, 2, 3, 6])
+def test_images_together(together, m):
+    """Six small images; the prologue, the epilogue and another operand are those of each."""
+    x = convolution(c=24, m=40, size=(7, 6), n=6)
+    right(biased(x), m, 24, together=together)
+    right(p.maximum(x + image(*x.shape), 0.0), m, 24, together=together)
+
+
+def test_deep_layers_of_a_batch_take_their_images_together():
+    """7 x 7 and 512 channels: the weights of one image's tiles would come from afar 8 times."""
+    y = convolution(c=512, m=512, size=(7, 7), n=8)
+    s = slide(y.node, CHANNELS, (3, 3), 512, 1)
+    assert winograd.cut(s, 4, WIDE, {}).together > 1
+    offered = [dict(params) for params in winograd.variants(candidate((y,), LAST, LAST), WIDE)]
+    assert {"m": 4, "together": 1} in offered and {"m": 4} in offered
 
 
 @pytest.mark.parametrize("m", SIZES)

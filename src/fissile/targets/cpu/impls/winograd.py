@@ -2,10 +2,11 @@
 
     y = A^T [ sum_c (G g G^T) o (B^T d B) ] A                                  (runtime/winograd.h)
 
-A tile of the kernel is a band of rows of m x m output tiles and a share of the panels of output
-channels. It transforms the inputs of the band, v[tap][tile][c]; then, for each panel, (m + 2)^2
-contractions over the channels give u[tap][tile][channel], which are transformed back while they are
-near, and end in the epilogue. The transformed weights pass once for each band.
+A tile of the kernel is a band of rows of m x m output tiles, or several small images, and a share
+of the panels of output channels. It transforms the inputs of the band, v[tap][tile][c]; then, for
+each panel, (m + 2)^2 contractions over the channels give u[tap][tile][channel], which are
+transformed back while they are near, and end in the epilogue. The transformed weights pass once for
+each tile of the kernel: deep layers of a batch have more weights than inputs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from fissile.ir.graph import Node
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region, is_scalar
+from fissile.kernels.statistics import statistics_of
 from fissile.targets.cpu.impls.anchor import (
     CHANNELS,
     Epilogue,
@@ -62,7 +64,8 @@ def fits(node: Node) -> bool:
 
 def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
     """The tile sizes that could be faster than the direct convolution. Where a band has few tiles,
-    the weights come from afar for little arithmetic: panels of two vectors may suit that better."""
+    the weights come from afar for little arithmetic: panels of two vectors may suit that better.
+    Images together save weights and lose inputs that were near."""
     (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
     s = slide(node, CHANNELS, (3, 3), node.inputs[1].shape[0], 1)
     direct = s.n * s.oh * s.ow * s.m * s.c * 9 / machine.vl
@@ -71,6 +74,8 @@ def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
         if direct < WORTHWHILE * best.cycles:
             continue
         yield (("m", m),)
+        if best.together > 1:
+            yield (("m", m), ("together", 1))
         tiles = best.tiling.rows // m * -(-s.ow // m)
         if tiles <= FEW and best.lanes.nv == 1 and s.m > machine.vl:
             yield (("m", m), ("nv", 2))
@@ -116,12 +121,14 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
 
 @dataclass(frozen=True)
 class Cut:
-    """Bands of `tiling.rows` output rows, panels of `lanes.nv` vectors, `mr` tiles in registers."""
+    """Bands of `tiling.rows` output rows, panels of `lanes.nv` vectors, `mr` tiles in registers,
+    `together` images at once, each of `tiling.images` times."""
 
     m: int
     mr: int
     lanes: LaneSplit
     tiling: Tiling
+    together: int
     cycles: float
 
     @property
@@ -130,7 +137,7 @@ class Cut:
 
 
 def cut(s: Slide, m: int, machine: Machine, asked: Mapping[str, Any]) -> Cut:
-    """The cut of least modelled cycles; `asked` may fix mr, nv, rows and splits."""
+    """The cut of least modelled cycles; `asked` may fix mr, nv, rows, splits and together."""
     cuts = _cuts(s.n, s.c, s.m, s.oh, s.ow, m, machine)
     fits = [c for c in cuts if _is_as_asked(c, asked)]
     if not fits:
@@ -139,7 +146,8 @@ def cut(s: Slide, m: int, machine: Machine, asked: Mapping[str, Any]) -> Cut:
 
 
 def _is_as_asked(c: Cut, asked: Mapping[str, Any]) -> bool:
-    own = {"mr": c.mr, "nv": c.lanes.nv, "rows": c.tiling.rows, "splits": c.tiling.splits}
+    own = {"mr": c.mr, "nv": c.lanes.nv, "rows": c.tiling.rows, "splits": c.tiling.splits,
+           "together": c.together}  # fmt: skip
     return all(asked.get(k, v) == v for k, v in own.items())
 
 
@@ -150,16 +158,22 @@ def _cuts(n: int, c: int, k: int, oh: int, ow: int, m: int, machine: Machine) ->
     for nv in (1, 2, 3, 4):
         lanes = LaneSplit(k, nv, machine.vl)
         splits = [p for p in range(1, min(lanes.count, 16) + 1) if lanes.count % p == 0]
-        for tile_rows in sorted({-(-high // b) for b in range(1, high + 1)}):
-            tiles = [tile_rows * -(-ow // m)] * (high // tile_rows)
-            if rest := high % tile_rows:
-                tiles.append(rest * -(-ow // m))
+        for tiles, rows, together in _bands(n, high, -(-ow // m)):
             mr = _rows_in_registers(tiles[0], lanes, machine)
             for p in splits if nv * machine.vl < k else [1]:
-                tiling = Tiling(n, oh, m * tile_rows, p)
+                tiling = Tiling(n // together, oh, m * rows, p)
                 cycles = _cycles(c, k, m, mr, lanes, tiling, tiles, machine)
-                found.append(Cut(m, mr, lanes, tiling, cycles))
+                found.append(Cut(m, mr, lanes, tiling, together, cycles))
     return tuple(found)
+
+
+def _bands(n: int, high: int, wide: int) -> Iterator[tuple[list[int], int, int]]:
+    """(m x m tiles of each band, rows of them in one, images at once) of a map of high x wide."""
+    for rows in sorted({-(-high // b) for b in range(1, high + 1)}):
+        rest = [high % rows * wide] if high % rows else []
+        yield [rows * wide] * (high // rows) + rest, rows, 1
+    for together in (k for k in range(2, n + 1) if n % k == 0):
+        yield [high * wide * together], high, together
 
 
 def _rows_in_registers(tiles: int, lanes: LaneSplit, machine: Machine) -> int:
@@ -202,13 +216,15 @@ def _cycles(
 class _Winograd:
     def __init__(self, candidate: Candidate, machine: Machine, s: Slide, m: int):
         self.candidate, self.machine, self.s, self.m = candidate, machine, s, m
-        self.cut = cut(s, m, machine, candidate.param)
+        alone = {"together": 1} if statistics_of(candidate.region) else {}
+        self.cut = cut(s, m, machine, {**alone, **candidate.param})
         self.writer = Writer(candidate)
         self.wide = -(-s.ow // m)
-        self.high = self.cut.tiling.rows // m
+        self.high, self.together = self.cut.tiling.rows // m, self.cut.together
         self.row = _apart(s.c, machine.vl)
-        self.plane = _odd_lines(self.high * self.wide * self.row)
-        self.products = _odd_lines(self.high * self.wide * self.cut.lanes.width)
+        most = self.together * self.high * self.wide
+        self.plane = _odd_lines(most * self.row)
+        self.products = _odd_lines(most * self.cut.lanes.width)
 
     def kernel(self) -> Kernel:
         writer, s, lanes = self.writer, self.s, self.cut.lanes
@@ -223,13 +239,31 @@ class _Winograd:
         writer.local("v", taps * self.plane)
         writer.local("u", taps * self.products)
         share = block(f"{share_of('j', lanes.count, tiling)} {{", blocks("panel", lanes, "j", "j"))
-        head = [f"constexpr int64_t T = {plus((self.wide, 'high.value'))};"]
-        body = block(
-            "const auto tiles = [&](auto high) {",
-            [*head, *self._inputs(source), *self._panel(weights, size), *share],
-            "};",
-        )
+        panel = [*self._panel(weights, size), *share]
+        if self.together > 1:
+            first = plus((self.together, "n")) if tiling.images > 1 else "0"
+            head = [
+                f"constexpr int64_t T = {self.high * self.wide};",
+                f"const int64_t n0 = {first};",
+            ]
+            inputs = self._each_image([*source.lines, *self._inputs(source)])
+            return done(writer, self.machine, tiling, [*head, *inputs, *panel])
+        head = f"constexpr int64_t T = {plus((self.wide, 'high.value'))};"
+        lines = [head, *self._inputs(source), *panel]
+        body = block("const auto tiles = [&](auto high) {", lines, "};")
         return done(writer, self.machine, tiling, [*source.lines, *body, *self._calls()])
+
+    def _each_image(self, lines: list[str]) -> list[str]:
+        """Lines for each of the images of a tile, with its number n."""
+        if self.together == 1:
+            return lines
+        head = f"for (int64_t g = 0; g < {self.together}; ++g) {{"
+        return block(head, ["const int64_t n = n0 + g;", *lines])
+
+    @property
+    def _first(self) -> str:
+        """The first tile of an image among those of all."""
+        return "g * T + i" if self.together > 1 else "i"
 
     def _calls(self) -> list[str]:
         """The last band may be lower."""
@@ -246,7 +280,7 @@ class _Winograd:
         left = plus((m, f"(i % {self.wide})"))
         corner = plus("in", (x.row, "y"), (x.pixel, "left"))
         tile = f"{x.row}, {x.pixel}, {s.c}, {s.h} - h0 - y, {s.w} - left"
-        place = plus("v", (self.row, "i"))
+        place = plus("v", (self.row, self._first))
         return block(
             "for (int64_t i = 0; i < T; ++i) {",
             [
@@ -260,7 +294,7 @@ class _Winograd:
     def _panel(self, weights: str, size: int) -> list[str]:
         c = self.s.c
         rows = block(
-            f"for_rows<{self.cut.mr}, T>([&](auto mr, int64_t first) {{",
+            f"for_rows<{self.cut.mr}, {self._count}>([&](auto mr, int64_t first) {{",
             [
                 "vf c[mr.value][NV];",
                 "zero(c);",
@@ -284,13 +318,18 @@ class _Winograd:
             "};",
         )
 
+    @property
+    def _count(self) -> str:
+        return f"{self.together} * T" if self.together > 1 else "T"
+
     def _outputs(self) -> list[str]:
         m, end = self.m, epilogue(self.candidate, self.writer, self.s)
         unroll = "true" if end.operations <= UNROLLED else "false"
-        tile = f"u + i * (NV * VL), {self.products}, h1 - top, {self.s.ow} - left"
+        place = self._first if self.together == 1 else f"({self._first})"
+        tile = f"u + {place} * (NV * VL), {self.products}, h1 - top, {self.s.ow} - left"
         head = f"winograd_output<{m}, N, {unroll}>({tile}, [&]({OUTPUT_OF}) {{"
         where = "const int64_t h = top + y, w = left + x, m = m0 + v * VL;"
-        return block(
+        tiles = block(
             "for (int64_t i = 0; i < T; ++i) {",
             [
                 *self._ahead(end),
@@ -298,6 +337,7 @@ class _Winograd:
                 *block(head, [where, *end.lines], "});"),
             ],
         )
+        return self._each_image(tiles)
 
     def _ahead(self, end: Epilogue) -> list[str]:
         """Fetch what the outputs of a later tile are stored to."""
