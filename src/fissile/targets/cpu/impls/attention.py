@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from fissile.ir.graph import Value
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
-from fissile.targets.cpu.impls.contractions import accumulator
 from fissile.targets.cpu.impls.heads import Heads, heads_of
+from fissile.targets.cpu.impls.product_tile import accumulator
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.cpp import literal

@@ -18,33 +18,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from fissile.ir.graph import Node
+from fissile.ir.layout import Token
 from fissile.ir.types import F32
-from fissile.kernels.blend import linear_anchors
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.ahead import LEAST_TERMS, fetch, places
 from fissile.targets.cpu.impls.lines import plus
 from fissile.targets.cpu.impls.product import Operand, Product, product
-from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
+from fissile.targets.cpu.impls.product_tile import UNROLLED, anchor_of, each_vector, stores_of
+from fissile.targets.cpu.impls.writer import Range, Writer, range_of
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.expr import (
     Builder,
-    Expr,
     Illegal,
-    Leaf,
     Load,
-    Point,
-    Register,
     Undecided,
-    forward,
     operations,
 )
 from fissile.tiles.index import Index, Var, const, flatten, text, var
-from fissile.tiles.nest import Decided, Env, loop, nest, vectorises
+from fissile.tiles.nest import Decided, Env, loop, nest
 from fissile.tiles.tree import Store, Tree
 
 SHARES = 4  # tiles for each thread, where one more or less makes threads wait
-UNROLLED = 10  # vector operations of an epilogue that is printed once for each accumulator
 
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
@@ -67,15 +61,6 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
         except Illegal as refusal:
             reason = refusal.no
     return reason
-
-
-def anchor_of(candidate: Candidate) -> Node:
-    linear = linear_anchors(candidate.region.nodes)
-    if len(linear) != 1:
-        raise Illegal(f"{len(linear)} contractions")
-    if any(v.type.dtype is not F32 for n in candidate.region.nodes for v in n.outputs):
-        raise Illegal("not f32")
-    return linear[0]
 
 
 @cache
@@ -389,26 +374,14 @@ class _Contraction:
     def _stores(self) -> list[Store]:
         j = Var("j", 0, self.nw - 1)
         columns = var(self.n) * self.nw + var(j)
-        anchor = self.p.node.value
         point = self.p.point(self.p.out, o=var(self.o), m=var(self.m), n=columns)
-        points = forward(self.candidate.region, anchor, point)
-        leaves = {**self.leaves, anchor: accumulator(point)}
-        stores: list[Store] = []
-        for i, token in enumerate(self.candidate.gives):
-            if token.value not in points:
-                raise Illegal("an output is not computed from the contraction element by element")
-            address = const(0)
-            for at, stride in zip(points[token.value], strides_of(token), strict=True):
-                address = address + at * stride
+
+        def check(token: Token, at: Index) -> None:
             if self.range is not None:
                 idle = self.panels * self.nw - self.N
-                self.range.check(token, address, var(self.m), self.M, idle)
-            stores.append(
-                Store(f"y{i}", address, Builder(leaves, {}).at(token.value, points[token.value]))
-            )
-        if not vectorises(stores, j):
-            raise Illegal("the epilogue cannot run on vectors")
-        return stores
+                self.range.check(token, at, var(self.m), self.M, idle)
+
+        return stores_of(self.candidate, self.p, self.leaves, point, j, check)
 
     def _epilogue(self, stores: Sequence[Store], row: str) -> list[str]:
         j = Var("j", 0, self.nw - 1)
@@ -416,15 +389,7 @@ class _Contraction:
         lines = ["auto finish = [&](auto l, vf s, int r, int v) FISSILE_BODY {",
                  f"  const int64_t i = {row} + r, j = int64_t(v) * VL;",
                  *("  " + x for x in self.w.printer.statements(stores, j)), "};"]  # fmt: skip
-        return [*lines, *self._each_vector("true" if short else "false")]
-
-    def _each_vector(self, unroll: str) -> list[str]:
-        """`finish` for all vectors of the tile; the last panel may be narrower."""
-        rest = self.N - (self.panels - 1) * self.nw
-        whole, last = (f"each_vector<{n}, {unroll}>(c, finish);" for n in (self.nw, rest))
-        if rest == self.nw or self.panels == 1:
-            return [last]
-        return [f"if (n < {self.panels - 1})", f"  {whole}", "else", f"  {last}"]
+        return [*lines, *each_vector(self.N, self.nw, "true" if short else "false")]
 
 
 @dataclass(frozen=True)
@@ -436,14 +401,3 @@ class Side:
     row: int
     step: int
     packs: bool = False
-
-
-def accumulator(expected: Point) -> Leaf:
-    """The accumulators in `s` as the value at the tile's own point."""
-
-    def leaf(point: Point) -> Expr:
-        if point != expected:
-            raise Illegal("the epilogue reads the result at another place")
-        return Register("s", F32, lanes=True)
-
-    return leaf

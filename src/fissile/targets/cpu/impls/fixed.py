@@ -18,15 +18,15 @@ from fissile.cost.model import flops
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region
 from fissile.targets.cpu.impls.ahead import fetch, places
-from fissile.targets.cpu.impls.contractions import UNROLLED, accumulator, anchor_of, tile_shapes
+from fissile.targets.cpu.impls.contractions import tile_shapes
 from fissile.targets.cpu.impls.implementation import Params
 from fissile.targets.cpu.impls.lines import block, plus
-from fissile.targets.cpu.impls.product import product
-from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.impls.product_tile import UNROLLED, by_weights, each_vector, stores_of
+from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
-from fissile.tiles.expr import Builder, Illegal, forward, operations
-from fissile.tiles.index import Var, dot, flatten, var
-from fissile.tiles.nest import Decided, Env, loop, nest, vectorises
+from fissile.tiles.expr import Builder, Illegal, operations
+from fissile.tiles.index import Var, flatten, var
+from fissile.tiles.nest import Decided, Env, loop, nest
 from fissile.tiles.tree import Store
 
 TERMS = 64  # of a block, at most: the fewer, the more bits the weights may have
@@ -76,11 +76,7 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
 class _Fixed:
     def __init__(self, candidate: Candidate, machine: Machine):
         self.candidate, self.w = candidate, Writer(candidate)
-        p = self.p = product(candidate, anchor_of(candidate))
-        if p.right.value not in candidate.region.parameters:
-            raise Illegal("the weights are computed at run time")
-        if p.size(p.o) != 1:
-            raise Illegal("a batch of contractions")
+        p = self.p = by_weights(candidate)
         self.M, self.N, self.K = p.size(p.m), p.size(p.n), p.size(p.k)
         if self.K < LEAST_TERMS or self.N < LEAST_COLUMNS:
             raise Illegal("too few multiplications for each number that is rounded")
@@ -170,7 +166,7 @@ class _Fixed:
             *ahead,
             f"contract_fixed<{tile}>(c, q, {self.blocks}, {self.pairs}, {rows}, b);",
             *finish,
-            *self._each_vector("true" if short else "false"),
+            *each_vector(self.N, self.nw, "true" if short else "false"),
         ]
         call = f"for_rows<{self.mr}>(rows, [&](auto mr, int64_t m) {{"
         if self.M % self.rows == 0:
@@ -180,27 +176,5 @@ class _Fixed:
     def _stores(self) -> list[Store]:
         j = Var("j", 0, self.nw - 1)
         columns = var(Var("n", 0, self.panels - 1)) * self.nw + var(j)
-        anchor = self.p.node.value
         point = self.p.point(self.p.out, m=var(Var("i", 0, self.M - 1)), n=columns)
-        points = forward(self.candidate.region, anchor, point)
-        leaves = {**self.leaves, anchor: accumulator(point)}
-        if any(t.value not in points for t in self.candidate.gives):
-            raise Illegal("an output is not computed from the contraction element by element")
-        stores = [
-            Store(
-                f"y{i}",
-                dot(points[t.value], strides_of(t)),
-                Builder(leaves, {}).at(t.value, points[t.value]),
-            )
-            for i, t in enumerate(self.candidate.gives)
-        ]
-        if not vectorises(stores, j):
-            raise Illegal("the epilogue cannot run on vectors")
-        return stores
-
-    def _each_vector(self, unroll: str) -> list[str]:
-        rest = self.N - (self.panels - 1) * self.nw
-        whole, last = (f"each_vector<{n}, {unroll}>(c, finish);" for n in (self.nw, rest))
-        if rest == self.nw or self.panels == 1:
-            return [last]
-        return [f"if (n < {self.panels - 1})", f"  {whole}", "else", f"  {last}"]
+        return stores_of(self.candidate, self.p, self.leaves, point, j)

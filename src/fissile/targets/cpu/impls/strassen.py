@@ -19,15 +19,22 @@ from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region
 from fissile.targets.cpu.impls.ahead import Places, fetch, places
-from fissile.targets.cpu.impls.contractions import UNROLLED, accumulator, anchor_of, tile_shapes
+from fissile.targets.cpu.impls.contractions import tile_shapes
 from fissile.targets.cpu.impls.implementation import Params
 from fissile.targets.cpu.impls.lines import block
 from fissile.targets.cpu.impls.product import product
-from fissile.targets.cpu.impls.writer import Writer, strides_of
+from fissile.targets.cpu.impls.product_tile import (
+    UNROLLED,
+    anchor_of,
+    by_weights,
+    each_vector,
+    stores_of,
+)
+from fissile.targets.cpu.impls.writer import Writer
 from fissile.targets.cpu.machine import Machine
-from fissile.tiles.expr import Builder, Expr, Illegal, Op, forward, operations
-from fissile.tiles.index import Index, Var, dot, flatten, var
-from fissile.tiles.nest import Decided, Env, loop, nest, vectorises
+from fissile.tiles.expr import Builder, Expr, Illegal, Op, operations
+from fissile.tiles.index import Index, Var, flatten, var
+from fissile.tiles.nest import Decided, Env, loop, nest
 from fissile.tiles.tree import Store
 
 LEAST = 1 << 22  # multiplications below which the sums cost more than they save
@@ -88,11 +95,7 @@ def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
 class _Strassen:
     def __init__(self, candidate: Candidate, machine: Machine):
         self.candidate, self.w = candidate, Writer(candidate)
-        p = self.p = product(candidate, anchor_of(candidate))
-        if p.right.value not in candidate.region.parameters:
-            raise Illegal("the weights are computed at run time")
-        if p.size(p.o) != 1:
-            raise Illegal("a batch of contractions")
+        p = self.p = by_weights(candidate)
         self.M, self.N, self.K = p.size(p.m), p.size(p.n), p.size(p.k)
         if self.M < LEAST_ROWS or min(self.N, self.K) < LEAST_SIDE or self._is_small():
             raise Illegal("too small to gain from seven products instead of eight")
@@ -186,22 +189,8 @@ class _Strassen:
         """What ends a vector of the left or right half of the columns."""
         i, n, j = Var("i", 0, self.M - 1), Var("n", 0, self.panels - 1), Var("j", 0, self.nw - 1)
         columns = var(n) * self.nw + var(j) + half * self.half_n
-        anchor = self.p.node.value
         point = self.p.point(self.p.out, m=var(i), n=columns)
-        points = forward(self.candidate.region, anchor, point)
-        leaves = {**self.leaves, anchor: accumulator(point)}
-        if any(t.value not in points for t in self.candidate.gives):
-            raise Illegal("an output is not computed from the contraction element by element")
-        stores = [
-            Store(
-                f"y{k}",
-                dot(points[t.value], strides_of(t)),
-                Builder(leaves, {}).at(t.value, points[t.value]),
-            )
-            for k, t in enumerate(self.candidate.gives)
-        ]
-        if not vectorises(stores, j):
-            raise Illegal("the epilogue cannot run on vectors")
+        stores = stores_of(self.candidate, self.p, self.leaves, point, j)
         self.far.append(places(self.candidate, stores, (i,)))
         self.unroll = "true" if all(operations(s.value) <= UNROLLED for s in stores) else "false"
         name = ("left", "right")[half]
@@ -225,12 +214,8 @@ class _Strassen:
     def _end(self, m: int, n: int) -> list[str]:
         """The lambda that stores tile C_mn; the last panel may be narrower."""
         top, name = f"m{m - 1} + r", ("left", "right")[n - 1]
-        rest = self.half_n - (self.panels - 1) * self.nw
         each = f"[&](auto l, vf s, int p, int v) {{ {name}(l, s, {top}, p, v); }}"
-        calls = [f"each_vector<{w}, {self.unroll}>(c, {each});" for w in (self.nw, rest)]
-        body = [calls[1]]
-        if rest < self.nw and self.panels > 1:
-            body = [f"if (n < {self.panels - 1})", f"  {calls[0]}", "else", f"  {calls[1]}"]
+        body = each_vector(self.half_n, self.nw, self.unroll, each)
         return block(f"const auto end{m}{n} = [&](const vf (&c)[MR][{self.nv}]) {{", body, "};")
 
 
