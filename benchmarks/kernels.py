@@ -86,13 +86,13 @@ class Row:
 def shapes(graph: Graph, threads: int = 1) -> list[Shape]:
     """The distinct shapes, those of most work first."""
     cpu = Cpu(graph, threads=threads)
-    regions = [_region(graph, n) for n in graph.primitives if _is_anchor(n)]
+    regions = [_region(graph, n) for n in graph.primitives if is_anchor(n)]
     count = Counter(r.signature for r in regions)
     found = [_shape(cpu, r, count[r.signature]) for r in {r.signature: r for r in regions}.values()]
     return sorted((s for s in found if s.kernels), key=lambda s: -s.flops * s.count)
 
 
-def _is_anchor(node: Node) -> bool:
+def is_anchor(node: Node) -> bool:
     return kind_in_kernel(node) in (Kind.LINEAR, Kind.WINDOW)
 
 
@@ -111,18 +111,18 @@ def _region(graph: Graph, node: Node) -> Region:
 
 
 def _shape(cpu: Cpu, region: Region, count: int) -> Shape:
-    anchor = next(n for n in region.nodes if _is_anchor(n))
+    anchor = next(n for n in region.nodes if is_anchor(n))
     kernels: list[tuple[str, Kernel]] = []
     for c in cpu.implementations(region):
         kernel = cpu.kernel(c)
         if c.impl != "loops" and not BY_NAME[c.impl].rival and isinstance(kernel, Kernel):
-            kernels.append((_how(c), kernel))
+            kernels.append((how_of(c), kernel))
     moved = _floats(region)
     grouped = anchor.prim == "conv" and anchor.attrs["groups"] > 1
     limit = MEMORY if grouped or kind(anchor) is Kind.WINDOW else ARITHMETIC
     if limit == ARITHMETIC and flops(anchor) < 8 * 4 * sum(moved):  # a row times a matrix
         limit = MEMORY
-    return Shape(_title(anchor), limit, count, flops(anchor), moved, tuple(kernels))
+    return Shape(title_of(anchor), limit, count, flops(anchor), moved, tuple(kernels))
 
 
 def _floats(region: Region) -> tuple[int, int, int]:
@@ -136,7 +136,7 @@ def _floats(region: Region) -> tuple[int, int, int]:
     return read(region.tensors), read(region.parameters), written
 
 
-def _how(c: Candidate) -> str:
+def how_of(c: Candidate) -> str:
     def mark(v: Value, first: bool) -> str:
         return "f" if first or v.rank < 3 else "l"
 
@@ -144,7 +144,7 @@ def _how(c: Candidate) -> str:
     return f"{c.impl}:{''.join(marks)}" + "".join(f" {k}={v}" for k, v in c.params)
 
 
-def _title(n: Node) -> str:
+def title_of(n: Node) -> str:
     y = n.value.shape
     if n.prim == "contract":
         a, b = ("x".join(map(str, v.shape)) for v in n.inputs)

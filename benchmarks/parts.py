@@ -25,6 +25,7 @@ from typing import Any
 
 import kernels as kernel_shapes
 import numpy as np
+import savings as saving_kernels
 from batches import batched
 from networks import REAL, network, real
 
@@ -34,7 +35,7 @@ from fissile.errors import FissileError
 from fissile.onnx.load import load as load_graph
 from fissile.peers import Call, peer
 from fissile.targets.cpu.implementations import IMPLEMENTATIONS
-from fissile.verify import relative_error
+from fissile.verify import most_error, relative_error
 
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
@@ -335,11 +336,20 @@ def kernels(place: Place, case: Case) -> dict[str, Any]:
     return {"rows": [asdict(r) | {"work": r.work} for r in found]}
 
 
+def savings(place: Place, case: Case) -> dict[str, Any]:
+    """The chosen kernels that save multiplications against direct ones of the same regions."""
+    exe, _ = place.compiled(case)
+    chosen = [c["key"] for c in exe.manifest.facts["selection"]["choices"] if c]
+    graph, error = load_graph(place.model(case), shapes(case)), most_error(case.accuracy)
+    found = saving_kernels.rows(graph, chosen, case.threads, error)
+    return {"kernels": len(chosen), "rows": [asdict(r) for r in found]}
+
+
 Part = Callable[[Place, Case], dict[str, Any]]
 PARTS: dict[str, Part] = {
     "latency": latency, "fast": latency, "batch": latency, "memory": memory,
     "neighbours": neighbours, "tuning": tuning, "untuned": untuned, "ablation": ablation,
-    "kernels": kernels,
+    "kernels": kernels, "savings": savings,
 }  # fmt: skip
 
 

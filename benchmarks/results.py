@@ -4,10 +4,10 @@
     python benchmarks/results.py table
 
 Parts: latency (threads 1 and 2, batch 1), batch (batch 8), fast (`--accuracy fast`), memory,
-neighbours, tuning, untuned, ablation, kernels; without a name, all of them. Every row is measured
-by a process of its own and saved below `OUT/results`; a row that is there, of the same sources and
-settings, is not measured again, so that a run that was stopped goes on where it was. `RESULTS.md`
-is written anew after every part from the rows that are there.
+neighbours, tuning, untuned, ablation, kernels, savings; without a name, all of them. Every row is
+measured by a process of its own and saved below `OUT/results`; a row that is there, of the same
+sources and settings, is not measured again, so that a run that was stopped goes on where it was.
+`RESULTS.md` is written anew after every part from the rows that are there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cases(part: str, tune: float, seconds: float) -> Iterator[Case]:
     elif part == "tuning":
         yield from (Case(n, **common) for n in WHOLE)
     else:
-        names = {"memory": EVERY, "untuned": EVERY, "ablation": WHOLE, "kernels": WHOLE}[part]
+        names = EVERY if part in ("memory", "untuned") else WHOLE
         yield from (Case(n, **common) for n in names)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from networks import NAMES, REAL, network, real
 
 from fissile.compile import implement
+from fissile.cost.defaults import defaults
 from fissile.cost.model import Model, prices
 from fissile.cost.store import Store, home
 from fissile.kernels.identify import identify
@@ -60,7 +61,7 @@ def instance(name: str, work: Path) -> tuple[Problem, int]:
     candidates = implement(graph, cpu, regions)
     store = Store(home() / "times.sqlite", CpuBench(toolchain, 1, version=VERSION).place)
     known = {k: t.us for k, t in store.get({c.key for c in candidates}).items() if t.us is not None}
-    model = Model(calibrate(toolchain, 1), cpu.efficiency)
+    model = Model(calibrate(toolchain, 1), cpu.efficiency, defaults())
     distinct = {c.key: c for c in candidates if c.key in known}
     model.learn((c, known[k]) for k, c in distinct.items())
     costs = [c.us for c in prices(candidates, model, known)]

@@ -9,10 +9,16 @@ import numpy as np
 import onnx
 import pytest
 import results
+import savings
 import tables
 from batches import batched
 from onnx import TensorProto, helper, numpy_helper
 from parts import Case, variants
+
+from fissile.ir.graph import Graph
+from fissile.kernels.identify import identify
+from fissile.onnx.load import load
+from fissile.targets.cpu.target import Cpu
 
 CASE = "case_candy_in_relu_pad"
 
@@ -56,6 +62,54 @@ def test_every_part_has_cases_and_a_section():
         assert list(results.cases(part, 1.0, 1.0))
         assert part in {name for name, _, _ in tables.SECTIONS}
     assert {("program",), ("recomputation",), ("channels-first",)} <= set(variants().values())
+
+
+def convolution(channels: int, size: int) -> Graph:
+    shape = [1, channels, size, size]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "xy")
+    weights = np.random.default_rng(1).standard_normal((channels, channels, 3, 3), np.float32)
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weights, "w")])
+    return load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+def test_a_saving_kernel_is_held_against_direct_ones_of_its_region_and_layouts():
+    graph = convolution(64, 28)
+    cpu = Cpu(graph, threads=1)
+    regions = identify(graph, cpu.limits, cpu.admissible)
+    every = [c for r in regions for c in cpu.implementations(r)]
+    (four, *_) = (c for c in every if c.impl == "winograd" and c.param["m"] == 4)
+    direct = next(c for c in every if c.impl == "conv" and c.key != four.key)
+    found = savings.rivalries(graph, [four.key, direct.key, four.key], cpu)
+    assert [(r.chosen.key, r.count) for r in found] == [(four.key, 2)]
+    assert found[0].direct
+    for d in found[0].direct:
+        assert d.impl == "conv" and d.saving == 1
+        assert (d.region.members, d.needs, d.gives) == (
+            four.region.members, four.needs, four.gives,
+        )  # fmt: skip
+    (row,) = savings.rows(graph, [four.key, four.key], 1, cpu.error)
+    assert (row.algorithm, row.count, row.saving) == ("winograd", 2, 4.0)
+    assert row.flops == 2 * 9 * 64 * 64 * 28 * 28
+    assert row.us > 0 and row.direct_us > 0 and row.direct.startswith("conv")
+
+
+def test_the_table_of_savings():
+    def kernel(algorithm: str, us: float, direct_us: float, count: int) -> dict[str, object]:
+        names = {"algorithm": algorithm, "title": "t", "region": "conv", "how": "h", "direct": "d"}
+        return names | {"count": count, "saving": 4.0, "flops": 2e6, "us": us,
+                        "direct_us": direct_us}  # fmt: skip
+
+    found = [kernel("winograd", 10, 12, 1), kernel("winograd", 10, 40, 3),
+             kernel("winograd", 5, 0, 1), kernel("strassen", 10, 11, 2)]  # fmt: skip
+    row = {"part": "savings", "case": {"name": "net"}, "row": {"rows": found}}
+    (section,) = (s for part, _, s in tables.SECTIONS if part == "savings")
+    text = section([row])
+    mean = (1.2 * 4.0**3) ** 0.25
+    assert f"| net | winograd | 5 | {mean:.2f} | 1.20 | 1 |" in text
+    assert "| net | strassen | 2 | 1.10 | 1.10 | - |" in text
+    assert "| 4.00 | 10.0 | 40.0 | 50.0 | 4.00 |" in text
+    assert "| 4.00 | 5.0 | - | - | - |" in text
 
 
 @pytest.fixture

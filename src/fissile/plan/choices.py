@@ -23,5 +23,5 @@ def choices(plan: Plan, selection: Selection) -> list[dict[str, Any] | None]:
 
 
 def _price(c: Candidate, cost: Cost) -> dict[str, Any]:
-    return {"impl": c.impl, "params": [[k, str(v)] for k, v in c.params], "us": round(cost.us, 3),
-            "source": cost.source}  # fmt: skip
+    return {"impl": c.impl, "params": [[k, str(v)] for k, v in c.params], "key": c.key,
+            "us": round(cost.us, 3), "source": cost.source}  # fmt: skip
