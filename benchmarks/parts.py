@@ -31,6 +31,8 @@ from networks import REAL, network, real
 
 import fissile
 from fissile.bench import Latency, interleaved, ours, random_feeds
+from fissile.cost.store import Place as StorePlace
+from fissile.cost.store import Store, home
 from fissile.errors import FissileError
 from fissile.onnx.load import load as load_graph
 from fissile.peers import Call, peer
@@ -252,7 +254,7 @@ def _spinning():
 def tuning(place: Place, case: Case) -> dict[str, Any]:
     """Compiled without measurements, fully tuned from an empty store, again from the full one, and
     with the first half of what was measured; the plans interleaved at the end. Seconds are those of
-    whole compilations, verification included."""
+    whole compilations, verification included. Other parts know what was measured here."""
     with tempfile.TemporaryDirectory(prefix="fissile-tuning-") as folder:
         empty, store, half = (Path(folder) / f"{n}.sqlite" for n in ("empty", "full", "half"))
         plans, seconds = {}, {}
@@ -262,6 +264,7 @@ def tuning(place: Place, case: Case) -> dict[str, Any]:
             plans[title] = place.fresh(case, tune=tune, store=known)
             seconds[title] = time.monotonic() - begin
         keep_first_half(store, half)
+        remember(store, home() / "times.sqlite")
         plans["half"] = place.fresh(case, tune=0, store=half, verify=False)
     feeds = random_feeds(plans["full"].inputs)
     calls = {n: ours(plans[n], feeds) for n in ("full", "untuned", "half")}
@@ -285,6 +288,15 @@ def keep_first_half(store: Path, copy: Path) -> None:
         ).fetchone()
         first.execute("delete from time where at > ?", (middle,))
         first.commit()
+
+
+def remember(store: Path, known: Path) -> None:
+    """Add the measured times of `store` to those of `known`."""
+    Store(known, StorePlace("", 1, "")).get([])  # it has its tables
+    with closing(sqlite3.connect(known, timeout=30.0)) as db:
+        db.execute("attach ? as fresh", (str(store),))
+        db.execute("insert or ignore into time select * from fresh.time")
+        db.commit()
 
 
 def untuned(place: Place, case: Case) -> dict[str, Any]:

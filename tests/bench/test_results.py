@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 
 import numpy as np
@@ -13,8 +14,9 @@ import savings
 import tables
 from batches import batched
 from onnx import TensorProto, helper, numpy_helper
-from parts import Case, variants
+from parts import Case, keep_first_half, remember, variants
 
+from fissile.cost.store import Place, Store, Timing
 from fissile.ir.graph import Graph
 from fissile.kernels.identify import identify
 from fissile.onnx.load import load
@@ -55,6 +57,27 @@ def test_rows_are_kept_while_sources_and_settings_are_the_same(tmp_path):
     assert not results.is_there(path, Case("net", tune=1.0), "a")
     path.write_text(json.dumps({"at": {"source": "a"}, "case": asdict(case), "fault": "it fell"}))
     assert not results.is_there(path, case, "a")
+
+
+def test_half_of_a_store_is_what_was_measured_first(tmp_path):
+    place, names = Place("here", 1, "1"), [f"k{i}" for i in range(6)]
+    full, half = tmp_path / "full.sqlite", tmp_path / "half.sqlite"
+    for name in names:
+        Store(full, place).put({name: Timing(1.0)})
+        time.sleep(0.002)
+    keep_first_half(full, half)
+    assert len(Store(full, place).get(names)) == 6
+    assert {"k0", "k1", "k2"} <= Store(half, place).get(names).keys() <= {"k0", "k1", "k2", "k3"}
+
+
+def test_what_one_store_knows_is_added_to_another(tmp_path):
+    place, fresh, known = Place("here", 1, "1"), tmp_path / "a.sqlite", tmp_path / "b.sqlite"
+    Store(fresh, place).put({"k0": Timing(1.0), "k1": Timing(2.0)})
+    remember(fresh, known)
+    assert Store(known, place).get(["k0", "k1"]).keys() == {"k0", "k1"}
+    Store(fresh, place).put({"k0": Timing(9.0), "k2": Timing(3.0)})
+    remember(fresh, known)  # what is known stays
+    assert [Store(known, place).get([k])[k].us for k in ("k0", "k2")] == [1.0, 3.0]
 
 
 def test_every_part_has_cases_and_a_section():
