@@ -13,6 +13,8 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,21 @@ from networks import NAMES, REAL, network, real
 
 from fissile.compile import implement
 from fissile.cost.defaults import defaults
-from fissile.cost.model import Model, prices
+from fissile.cost.model import Cost, Model, prices
 from fissile.cost.store import Store, home
 from fissile.kernels.identify import identify
 from fissile.onnx.load import load
-from fissile.select.limits import limits as used
-from fissile.select.program import ALL_ROWS, KORCH, SECTION_9, Problem
-from fissile.select.solve import select
+from fissile.select.limits import limits
+from fissile.select.pricing import Market
+from fissile.select.program import ALL_ROWS, KORCH, SECTION_9
+from fissile.select.solve import Selected, select
 from fissile.select.tokens import problem
 from fissile.targets.cpu.calibrate import calibrate
 from fissile.targets.cpu.harness import CpuBench
 from fissile.targets.cpu.target import VERSION, Cpu
 from fissile.targets.cpu.toolchain import find
 
+GAP = 1e-4
 FAMILIES = {
     "Korch's rows": KORCH,
     "+ cover": KORCH | {"cover"},
@@ -52,7 +56,7 @@ by `python benchmarks/solver.py`.
 """
 
 
-def instance(name: str, work: Path) -> tuple[Problem, int]:
+def instance(name: str, work: Path) -> tuple[Market, list[Cost]]:
     shapes = None
     if name in REAL:
         path, shapes = real(name, work / "real"), REAL[name]["shapes"]
@@ -67,27 +71,28 @@ def instance(name: str, work: Path) -> tuple[Problem, int]:
     model = Model(calibrate(toolchain, 1), cpu.efficiency, defaults())
     distinct = {c.key: c for c in candidates if c.key in known}
     model.learn((c, known[k]) for k, c in distinct.items())
-    costs = [c.us for c in prices(candidates, model, known)]
-    shares = used(graph, candidates)
-    uses = [tuple(share(c) for share in shares) for c in candidates]
-    return problem(graph, candidates, costs, uses, len(shares)), len(graph.primitives)
+    market = Market(graph, candidates, limits=limits(graph, candidates))
+    return market, prices(candidates, model, known)
 
 
 def solve(name: str, work: Path, limit: float, ablate: float) -> None:
-    program, primitives = instance(name, work)
-    row = {"name": name, "primitives": primitives, "columns": len(program.columns)}
-    row["solve"] = timed(program, limit)
-    for label, families in FAMILIES.items():
-        if ablate:
-            row[label] = timed(program, ablate, families=frozenset(families), presolve=False)
+    market, costs = instance(name, work)
+    candidates, us = market.candidates, [c.us for c in costs]
+    row = {"name": name, "primitives": len(market.graph.primitives), "columns": len(candidates)}
+    row["solve"] = timed(lambda: market.solve(costs, GAP, limit).selected)
+    if ablate:
+        program = problem(market.graph, candidates, us, market.uses, len(market.limits))
+        plain = partial(select, program, time_limit=ablate, gap=GAP, presolve=False)
+        for label, families in FAMILIES.items():
+            row[label] = timed(partial(plain, families=frozenset(families)))
     (work / f"{name}.solver.json").write_text(json.dumps(row))
     print(row, flush=True)
 
 
-def timed(program: Problem, limit: float, **options: Any) -> list[Any]:
+def timed(run: Callable[[], Selected]) -> list[Any]:
     """Seconds of the processor, gap and status."""
     begin = time.process_time()
-    s = select(program, time_limit=limit, gap=1e-4, **options)
+    s = run()
     return [time.process_time() - begin, s.gap, s.status]
 
 
@@ -96,7 +101,7 @@ def shown(cell: list | None) -> str:
     if cell is None:
         return ""
     seconds, gap, _ = cell
-    closed = gap <= 1.001e-4
+    closed = gap <= 1.001 * GAP
     return f"{seconds:.1f} s" if closed else f"{seconds:.0f} s, gap {100 * gap:.2f} %"
 
 
