@@ -50,8 +50,9 @@ Whole networks, unpartitioned, recomputation allowed, all regions and implementa
 offers, both layouts, adapters and limits of memory; one core; HiGHS through `select/`. Seconds are
 of the processor. `solve` is what `compile` runs (presolve, landmark cuts, ceilings) asked for a gap
 of 0.01 % within {limit:g} s. The other columns give the rows to HiGHS as they are, with no presolve
-and no cuts of ours, for at most {ablate:g} s: seconds, and the gap where it was not closed. Written
-by `python benchmarks/solver.py`.
+and no cuts of ours, for at most {ablate:g} s of the solver's own count of its work: seconds, and
+the gap where it was not closed; an empty cell was not tried. Written by `python
+benchmarks/solver.py`.
 
 """
 
