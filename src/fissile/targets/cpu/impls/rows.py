@@ -61,6 +61,7 @@ SERIES = 512  # elements across the lanes that are added up at a time
 DEAR = 8.0  # operations and loads from which on a value is kept for later stages
 KEPT_BYTES = 1 << 20  # no buffer for kept values is larger
 FEW = 64  # rows whose statistics may lie in registers
+SHORT = 64  # elements of rows whose vectors stay in registers until they are folded
 FAR = 1 << 40  # the address of another row's statistic: such an address is no place in memory
 
 Statements = Callable[[Builder, Env], list[Statement]]
@@ -202,7 +203,8 @@ class _Rows:
             opening = [f"Rows<{width}> {a}v;" for a in sums.values()]
             folds = [f"h{self._op(n)}_rows({a}, {a}v);" for n, a in sums.items()]
             one = replace(lanes, rows=tuple(rows.items()))
-            return [Scope((Raw(tuple(opening)), For(g, (one,)), Raw(tuple(folds))))]
+            unroll = [Raw((f"#pragma GCC unroll {width}",))] * (self.walk.length <= SHORT)
+            return [Scope((Raw(tuple(opening)), *unroll, For(g, (one,)), Raw(tuple(folds))))]
         ends = [f"{sums[n]}[{g.name}] = {parts[n]};" for n in sums]
         return [For(g, (*trees, *([Raw(tuple(ends))] if ends else [])))]
 

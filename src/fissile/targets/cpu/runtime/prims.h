@@ -112,9 +112,10 @@ template <int64_t extent, class F> FISSILE_INLINE void in_turn(F&& body) {
   }
 // One vector for each of n rows; h..._rows(y, rows) folds each into one number as h... does, all together: y[r] = h...(v[r])
 template <int n> struct Rows {
-  vf v[(n + VL - 1) / VL * VL];
+  static constexpr int most = (n + VL - 1) / VL * VL;
+  vf v[most];
   inline Rows() {
-    for (vf& row : v) row = splat(0.0f);
+    for (int r = n; r < most; ++r) v[r] = splat(0.0f);
   }
   inline vf& operator[](int64_t r) { return v[r]; }
 };
