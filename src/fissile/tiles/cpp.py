@@ -130,7 +130,7 @@ class Printer:
         """A vector loop that reduces: accumulators in turn, folded at its end."""
         v = tree.var
         for register, op in registers.items():
-            yield f"Turns<{v.extent}> {register}v({identity(op)});"
+            yield f"Turns<{v.extent}> {register}v({start(op)});"
         yield f"in_turn<{v.extent}>([&](auto l, int64_t {v.name}, auto k) FISSILE_BODY {{"
         yield from self.trees(tree.body, v, 1)
         yield "});"
@@ -279,6 +279,11 @@ def _registers(tree: Lanes) -> dict[str, str]:
 
 def identity(op: str) -> str:
     return IDENTITY[op].format("float") if "{}" in IDENTITY[op] else f"{IDENTITY[op]}.0f"
+
+
+def start(op: str) -> str:
+    """Where a vector of sums begins: -0.0 + x is x, so that the first addition is none."""
+    return "-0.0f" if op == "sum" else identity(op)
 
 
 def _load(e: Load, lane: Var | None) -> str:

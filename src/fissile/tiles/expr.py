@@ -85,6 +85,7 @@ FORMS = {
     "at_least": ("at_least({0}, {1})", 1.0),
     "at_most": ("at_most({0}, {1})", 1.0),
     "greatest": ("greatest({0}, {1})", 1.0),
+    "exp_below": ("exp_below({0})", 13.0),
     "tanh_softplus": ("tanh_softplus({0})", 14.0),
     "silu": ("silu({0})", 13.0),
     "mish": ("mish({0})", 15.0),

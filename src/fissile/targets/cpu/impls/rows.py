@@ -25,10 +25,10 @@ from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.lines import plus
 from fissile.targets.cpu.impls.stages import OPS, border, places, softmax, stages
 from fissile.targets.cpu.impls.sums import added, in_blocks, in_registers, neutral
-from fissile.targets.cpu.impls.walk import Piece, Walk, pieces_of, walk_of
+from fissile.targets.cpu.impls.walk import GROUP, Piece, Walk, pieces_of, walk_of
 from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
 from fissile.targets.cpu.machine import Machine
-from fissile.tiles.cpp import compute_type, identity
+from fissile.tiles.cpp import compute_type, start
 from fissile.tiles.expr import (
     EITHER,
     Builder,
@@ -62,6 +62,7 @@ DEAR = 8.0  # operations and loads from which on a value is kept for later stage
 KEPT_BYTES = 1 << 20  # no buffer for kept values is larger
 FEW = 64  # rows whose statistics may lie in registers
 SHORT = 64  # elements of rows whose vectors stay in registers until they are folded
+LINE = 16  # floats in a cache line
 FAR = 1 << 40  # the address of another row's statistic: such an address is no place in memory
 
 Statements = Callable[[Builder, Env], list[Statement]]
@@ -109,9 +110,8 @@ class _Rows:
         asked = range_of(candidate)
         parts = asked.count if asked is not None else 1
         self.softmax = softmax(candidate.region)
-        # exponentials hide the latency of reductions themselves
-        turns, width = not self.softmax.sums, candidate.param.get("width")
-        self.walk = walk_of(self.stages, self.memory, width, parts, turns)
+        keeps, width = bool(self.softmax.sums), candidate.param.get("width")
+        self.walk = walk_of(self.stages, self.memory, width, parts, keeps)
         self.places = places(self.stages, self.walk.here)
         for v in candidate.region.outputs:
             if v not in self.places.full and v not in self.places.stats:
@@ -121,6 +121,7 @@ class _Rows:
             self._check(asked)
         self.known: dict[Value, Known] = {}
         self.registers: set[str] = set()
+        self.tops: set[str] = set()  # names of the maxima of a softmax
         self.inverse: dict[str, str] = {}  # a statistic's name -> that of its reciprocal
 
     def _check(self, asked: Range) -> None:
@@ -190,23 +191,43 @@ class _Rows:
         arrays."""
         (piece,) = pieces_of(self.walk, None)
         parts = {n: a.replace("a", "s") for n, a in sums.items()} if self.walk.turns else sums
-        trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, parts))
+        turn: Env = {}
+        if self.walk.turns and sums and self.walk.width > GROUP and self.walk.width % GROUP == 0:
+            (g,) = self.walk.turns
+            groups, row = loop(f"{g.name}b", self.walk.width // GROUP), loop(g.name, GROUP)
+            turn = {g.name: var(groups) * GROUP + var(row)}
+        piece = replace(piece, index={**piece.index, **turn})
+        trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, parts), piece)
         trees = in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in parts.items()})
         if not self.walk.turns:
             return trees
         (g,) = self.walk.turns
-        width = self.walk.width
+        width = GROUP if turn else self.walk.width
+        row = loop(g.name, width)
+        at = f" + {GROUP} * {g.name}b" if turn else ""
         for name in sums.values():
             self._statistics(name)
         if len(trees) == 1 and isinstance(lanes := trees[0], Lanes) and lanes.opens:
             rows = {parts[n]: f"{a}v[{g.name}]" for n, a in sums.items()}
             opening = [f"Rows<{width}> {a}v;" for a in sums.values()]
-            folds = [f"h{self._op(n)}_rows({a}, {a}v);" for n, a in sums.items()]
-            one = replace(lanes, rows=tuple(rows.items()))
+            folds = [f"h{self._op(n)}_rows({a}{at}, {a}v);" for n, a in sums.items()]
+            ahead = self._ahead(lanes) if any(n.value in self.softmax.sums for n in sums) else ()
+            one = replace(lanes, rows=tuple(rows.items()), body=(*ahead, *lanes.body))
             unroll = [Raw((f"#pragma GCC unroll {width}",))] * (self.walk.length <= SHORT)
-            return [Scope((Raw(tuple(opening)), *unroll, For(g, (one,)), Raw(tuple(folds))))]
+            body = (Raw(tuple(opening)), *unroll, For(row, (one,)), Raw(tuple(folds)))
+            return [For(groups, body) if turn else Scope(body)]
         ends = [f"{sums[n]}[{g.name}] = {parts[n]};" for n in sums]
         return [For(g, (*trees, *([Raw(tuple(ends))] if ends else [])))]
+
+    def _ahead(self, lanes: Lanes) -> list[Tree]:
+        """Fetch what the next block reads of memory while exponentials leave time for it."""
+        b, found = self.walk.blocks, {}
+        for e in (e for t in lanes.body if isinstance(t, Do) for s in t.statements
+                  for e in expressions(s.value)):  # fmt: skip
+            if isinstance(e, Load) and e.pointer.startswith("x") and b in e.address.vars:
+                if e.address.is_affine and e.address.coefficient(lanes.var) == 1:
+                    found[plus(e.pointer, text(e.address + e.address.coefficient(b)))] = None
+        return [Raw((f"__builtin_prefetch({place});",)) for place in found]
 
     def _across(
         self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]
@@ -258,7 +279,7 @@ class _Rows:
         if any(t is None for t in whole):
             return None
         inside = [t for t in whole if t is not None]
-        opening = Raw(tuple(f"Abreast<{step}> {a}v({identity(op)});" for a, op in ops.items()))
+        opening = Raw(tuple(f"Abreast<{step}> {a}v({start(op)});" for a, op in ops.items()))
         closing = Raw(tuple(f"{a}v.store({plus(a, text(first))});" for a in ops))
         body = (opening, *inside, closing)
         return [For(over, body)] if over.extent > 1 else [Scope(body)]
@@ -299,6 +320,7 @@ class _Rows:
             if any(abs(c) >= FAR // 2 for c in (address.constant, *(c for _, c in address.terms))):
                 raise Illegal("a value needs the statistics of another row")
         statements = exchange(statements, self._as_product)
+        statements = exchange(statements, self._as_below)
         return exchange(statements, lambda e: (
             Register(e.pointer, e.dtype, lanes=False)
             if isinstance(e, Load) and e.pointer in self.registers else None))  # fmt: skip
@@ -310,6 +332,14 @@ class _Rows:
         if s.pointer not in self.inverse:
             return None
         return Op("mul", (e.args[0], replace(s, pointer=self.inverse[s.pointer])), (), F32)
+
+    def _as_below(self, e: Expr) -> Expr | None:
+        """exp(x - max(x)), whose argument is not above zero."""
+        if not (isinstance(e, Op) and e.prim == "exp" and isinstance(d := e.args[0], Op)):
+            return None
+        if d.prim != "sub" or not isinstance(top := d.args[1], Load):
+            return None
+        return Op("exp_below", e.args, (), F32) if top.pointer in self.tops else None
 
     # -- values that the code holds
 
@@ -330,8 +360,12 @@ class _Rows:
 
     def _buffer(self, name: str, v: Value) -> str:
         return self.writer.local(
-            name, self.walk.length * self.walk.width, compute_type(v.type.dtype)
+            name, self._kept_row() * self.walk.width, compute_type(v.type.dtype)
         )
+
+    def _kept_row(self) -> int:
+        """Elements between rows of a buffer: whole cache lines where rows take turns."""
+        return -(-self.walk.length // LINE) * LINE if self.walk.turns else self.walk.length
 
     def _learn(self, stage: int, given: list[tuple[int, Token]], buffers: dict[Value, str]) -> None:
         """What was stored in this stage is read back in later ones."""
@@ -352,6 +386,8 @@ class _Rows:
         """The reduction's result, once its pass is over."""
         dtype, count = n.value.type.dtype, self.walk.length
         self._hold(n.value, register)
+        if n in self.softmax.maxima:
+            self.tops.add(register)
         if n.value in self.softmax.sums:
             return self._invert(n.value, register)
         if n.prim != "reduce_mean" and dtype.name not in ("f16", "bf16"):
@@ -418,7 +454,7 @@ class _Rows:
     def _in_block(self, point: Point, env: Env) -> Index:
         place, row = self.walk.place_in_row(point), self._lane(env)
         if self.walk.turns:
-            return row * self.walk.length + place + self._distance(point, env)
+            return row * self._kept_row() + place + self._distance(point, env)
         return place * self.walk.width + row + self._distance(point, env)
 
 

@@ -24,6 +24,8 @@ TILE_ELEMENTS = 4096
 WIDTH = 64  # rows side by side that use whole cache lines
 RESIDENT_BYTES = 1 << 18  # a block that is read more than once should stay in cache
 GROUP = 16  # rows that take turns: their statistics fill vectors
+KEEPING = 2560  # elements of a group that is read, kept and written in the first cache
+SEVERAL = 4096  # elements up to which two or four groups hide the latency of each other's statistics
 GROUP_ELEMENTS = 6144  # which should stay in the first cache; of another number of rows, half
 
 
@@ -73,10 +75,10 @@ def walk_of(
     leaves: Mapping[Value, Leaf],
     asked: int | None = None,
     parts: int = 1,
-    turns: bool = True,
+    keeps: bool = False,
 ) -> Walk:
     """`asked` replaces the default width. Blocks do not cross the borders of `parts` equal parts of
-    the rows; without `turns`, rows do not take any. Raises Illegal where a width does not
+    the rows. `keeps`: values are kept from stage to stage. Raises Illegal where a width does not
     divide."""
     order = _memory_order(s, leaves)
     kept = tuple(a for a in order if a not in s.axes)
@@ -85,8 +87,8 @@ def walk_of(
     width = _width(s, order, length, asked)
     rows = math.prod(s.shape[a] for a in kept)
     lanes = (loop("c", width),) if width > 1 else ()
-    if not lanes and turns:
-        width = _group(s, rows // parts, length)
+    if not lanes:
+        width = _group(s, rows // parts, length, keeps)
     group = (loop("g", width),) if width > 1 and not lanes else ()
     blocks = loop("r" if width == 1 else "b", rows // width)
     row = sum((var(v) for v in lanes or group), var(blocks) * width)
@@ -102,13 +104,15 @@ def walk_of(
     )
 
 
-def _group(s: Stages, rows: int, length: int) -> int:
+def _group(s: Stages, rows: int, length: int, keeps: bool) -> int:
     """Rows that take turns: a divisor of `rows`, or 1."""
     if any(n.value.type.dtype is not F32 for n in s.reduces):
         return 1
-    if rows % GROUP == 0 and GROUP * length <= GROUP_ELEMENTS:
-        return GROUP
-    most = min(GROUP, GROUP_ELEMENTS // 2 // length)
+    if rows % GROUP == 0 and GROUP * length <= (KEEPING if keeps else GROUP_ELEMENTS):
+        several = [k for k in (4, 2) if rows % (k * GROUP) == 0 and not keeps]
+        return next((k for k in several if k * GROUP * length <= SEVERAL), 1) * GROUP
+    # exponentials hide the latency of reductions themselves
+    most = 0 if keeps else min(GROUP, GROUP_ELEMENTS // 2 // length)
     return max((d for d in range(4, most + 1) if rows % d == 0), default=1)
 
 

@@ -124,18 +124,21 @@ template <int n, int... i> struct Counted : Counted<n - 1, n - 1, i...> {};
 template <int... i> struct Counted<0, i...> {
   typedef Places<i...> type;
 };
-// the first or second halves of all blocks of `size` lanes of a, then of b
-template <int size, int half, int... i> FISSILE_INLINE vf halves(vf a, vf b, Places<i...>) {
-  return FISSILE_PICK(a, b, (i / (size / 2) * size + half * (size / 2) + i % (size / 2))...);
+// in blocks of `size` lanes: the halves of a and of b that stay in their places, and those that change them
+template <int size, int... i> FISSILE_INLINE vf in_place(vf a, vf b, Places<i...>) {
+  return FISSILE_PICK(a, b, (i % size < size / 2 ? i : VL + i)...);
 }
-// n rows of VL / n lanes that are left of each
-template <int n, class F> FISSILE_INLINE vf folded_rows(const vf* v, F both) {
+template <int size, int... i> FISSILE_INLINE vf crossed(vf a, vf b, Places<i...>) {
+  return FISSILE_PICK(a, b, (i % size < size / 2 ? i + size / 2 : VL + i - size / 2)...);
+}
+// n rows, `step` apart, of VL / n lanes that are left of each; lane i belongs to row i % n
+template <int n, int step = 1, class F> FISSILE_INLINE vf folded_rows(const vf* v, F both) {
   if constexpr (n == 1) return v[0];
   else {
     constexpr int size = 2 * VL / n;
-    const vf a = folded_rows<n / 2>(v, both), b = folded_rows<n / 2>(v + n / 2, both);
+    const vf a = folded_rows<n / 2, 2 * step>(v, both), b = folded_rows<n / 2, 2 * step>(v + step, both);
     typename Counted<VL>::type all;
-    return both(halves<size, 0>(a, b, all), halves<size, 1>(a, b, all));
+    return both(in_place<size>(a, b, all), crossed<size>(a, b, all));
   }
 }
 template <int n> FISSILE_INLINE void store_rows(float* y, int r, vf v) {

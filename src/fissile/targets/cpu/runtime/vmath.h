@@ -133,6 +133,11 @@ template <class V> FISSILE_INLINE V exp(V x) {
   return exp_within<-104, 89>(at_most(at_least(x, -104.0f), 89.0f));
 }
 
+// e^x for x <= 0 or NaN
+template <class V> FISSILE_INLINE V exp_below(V x) {
+  return exp_within<-104, 0>(at_least(x, -104.0f));
+}
+
 template <class V> FISSILE_INLINE V exp2(V x) {
   x = at_most(at_least(x, -151.0f), 129.0f);
   V t = x + to_nearest, n = t - to_nearest, r = x - n;
@@ -369,6 +374,7 @@ FISSILE_INLINE vf mod(vf x, float y) { return mod(x, splat(y)); }
 
 // ---- activations --------------------------------------------------------------------------------
 
+template <class V> FISSILE_INLINE V exp_below(V x) { return f32::exp_below(x); }
 FISSILE_INLINE vf sigmoid(vf x) { return f32::sigmoid(x); }
 FISSILE_INLINE float sigmoid(float x) { return f32::sigmoid(x); }
 FISSILE_INLINE double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
