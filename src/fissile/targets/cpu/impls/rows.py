@@ -23,6 +23,7 @@ from fissile.ir.layout import Token
 from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.lines import plus
+from fissile.targets.cpu.impls.pipeline import Pipeline, stage_of
 from fissile.targets.cpu.impls.stages import OPS, border, places, softmax, stages
 from fissile.targets.cpu.impls.sums import added, in_blocks, in_registers, neutral
 from fissile.targets.cpu.impls.walk import GROUP, Piece, Walk, pieces_of, walk_of
@@ -60,6 +61,7 @@ from fissile.tiles.tree import (
 SERIES = 512  # elements across the lanes that are added up at a time
 DEAR = 8.0  # operations and loads from which on a value is kept for later stages
 KEPT_BYTES = 1 << 20  # no buffer for kept values is larger
+NEAR_BYTES = 1 << 17  # of a block of which several should stay in the second cache
 FEW = 64  # rows whose statistics may lie in registers
 SHORT = 64  # elements of rows whose vectors stay in registers until they are folded
 LINE = 16  # floats in a cache line
@@ -75,6 +77,8 @@ def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
     make more tiles."""
     writer = Writer(candidate)
     try:
+        if pipelined := _pipelined(candidate):
+            return pipelined
         rows = _Rows(candidate, writer)
         body = list(writer.printer.trees(rows.trees(), indent=3))
     except Illegal as reason:
@@ -82,6 +86,16 @@ def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
     if (asked := range_of(candidate)) is not None:
         return writer.kernel(_range(rows.walk, asked, body), asked.count)
     return writer.kernel(_tile(rows.walk, body), rows.walk.tiles)
+
+
+def _pipelined(candidate: Candidate) -> Kernel | None:
+    """All blocks in one pipeline. None where there is nothing to gain, or no way."""
+    writer = Writer(candidate)
+    rows = _Rows(candidate, writer)
+    if not rows.is_pipeline() or (trees := rows.pipeline()) is None:
+        return None
+    body = ["  if (begin >= end) return;", *writer.printer.trees(trees)]
+    return writer.finish([*(f"  {line}" for line in writer.scratch_lines), *body], rows.walk.tiles)
 
 
 def _range(walk: Walk, asked: Range, body: list[str]) -> list[str]:
@@ -104,7 +118,10 @@ class _Rows:
     """Writes one block of rows. `known` grows as the code comes to hold values."""
 
     def __init__(self, candidate: Candidate, writer: Writer):
-        self.writer, self.gives = writer, candidate.gives
+        self.writer, self.gives, self.candidate = writer, candidate.gives, candidate
+        self.pipelined, self.far = False, list[Value]()
+        self.buffers: dict[str, tuple[int, int]] = {}  # name -> elements of a block, stage
+        self.ended: dict[int, list[str]] = {0: [], 1: []}  # statistics by the stage that ends them
         self.stages = stages(candidate.region)
         self.memory = writer.leaves()
         asked = range_of(candidate)
@@ -138,7 +155,8 @@ class _Rows:
     def trees(self) -> list[Tree]:
         found: list[Tree] = []
         for stage in range(self.stages.last + 1):
-            found += self._stage(stage)
+            passes, ends = self._stage(stage)
+            found += [*passes, *ends]
         given = [(i, t) for i, t in enumerate(self.gives) if t.value not in self.places.full]
         if given:
             found += self._nest(
@@ -146,7 +164,32 @@ class _Rows:
             )
         return found
 
-    def _stage(self, stage: int) -> list[Tree]:
+    def is_pipeline(self) -> bool:
+        """Are there three stages of which the first reads memory and the last writes it?"""
+        level, walk, last = self.stages.level, self.walk, self.stages.last
+        return (
+            range_of(self.candidate) is None
+            and last == 2
+            and all(self.stages.ended_by(s) for s in (0, 1))
+            and all(t.value in self.places.full and level[t.value] == last for t in self.gives)
+            and bool(walk.lanes or (walk.turns and self.softmax.sums))
+            and walk.width <= FEW
+            and walk.width * walk.length * 4 <= NEAR_BYTES
+            and walk.blocks.extent >= 4
+        )
+
+    def pipeline(self) -> list[Tree] | None:
+        """All blocks of rows. None where the loops of the stages differ."""
+        self.pipelined = True
+        if self.walk.lanes:  # whose elements are far apart in memory
+            first = [n.inputs[0] for n in self.stages.ended_by(0)]
+            self.far = [v for v in first if self.places.is_plain(v)]
+        a, b, c = (stage_of(*self._stage(s)) for s in range(3))
+        ended = self.ended[0], self.ended[1]
+        pipeline = Pipeline((a, b, c), self.walk.blocks, self.buffers, ended, self.walk.width)
+        return pipeline.trees(self.walk.per_tile)
+
+    def _stage(self, stage: int) -> tuple[list[Tree], list[Tree]]:
         level, full = self.stages.level, self.places.full
         sums = {n: f"a{self.stages.reduces.index(n)}" for n in self.stages.ended_by(stage)}
         given = [
@@ -154,7 +197,8 @@ class _Rows:
         ]
         stored = {t.value for _, t in given if self.places.is_plain(t.value)}
         kept = [v for v in self.full if level[v] == stage and v not in stored and self._is_dear(v)]
-        buffers = {v: self._buffer(f"e{self.full.index(v)}", v) for v in kept}
+        kept += [v for v in self.far if stage == 0 and v not in kept]
+        buffers = {v: self._buffer(f"e{len(self.buffers)}", v, stage) for v in kept}
 
         def pass_over(b: Builder, env: Env, into: dict[Node, str]) -> list[Statement]:
             here = _moved(self.walk.here, env)
@@ -173,14 +217,15 @@ class _Rows:
                 self._across(sums, pass_over) if self.walk.lanes else self._along(sums, pass_over)
             )
         self._learn(stage, given, buffers)
+        ends: list[Tree] = []
         for n, register in sums.items():
-            found += self._end(n, register)
+            ends += self._end(n, register)
         for v in self.maths:
             if level[v] == stage + 1 and not (self.walk.abreast and v.type.dtype is not F32):
-                found += self._define(
+                ends += self._define(
                     f"m{self.maths.index(v)}", v, lambda b, env, v=v: b.at(v, self._row(env))
                 )
-        return found
+        return found, ends
 
     # -- passes
 
@@ -190,43 +235,56 @@ class _Rows:
         """Lanes along the row; accumulators are registers. Where rows take turns, they end in
         arrays."""
         (piece,) = pieces_of(self.walk, None)
-        parts = {n: a.replace("a", "s") for n, a in sums.items()} if self.walk.turns else sums
-        turn: Env = {}
-        if self.walk.turns and sums and self.walk.width > GROUP and self.walk.width % GROUP == 0:
-            (g,) = self.walk.turns
-            groups, row = loop(f"{g.name}b", self.walk.width // GROUP), loop(g.name, GROUP)
-            turn = {g.name: var(groups) * GROUP + var(row)}
-        piece = replace(piece, index={**piece.index, **turn})
+        if self.walk.turns:
+            return [self._in_turns(sums, pass_over, piece)]
+        trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, sums))
+        return in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in sums.items()})
+
+    def _in_turns(
+        self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]], piece: Piece
+    ) -> Tree:
+        """A pass over rows that take turns, `GROUP` at a time where their sums fold together."""
+        (g,) = self.walk.turns
+        parts = {n: a.replace("a", "s") for n, a in sums.items()}
+        width, groups, at = self.walk.width, None, var(g)
+        if sums and width > GROUP and width % GROUP == 0:
+            width, groups = GROUP, loop(f"{g.name}b", width // GROUP)
+            at = var(groups) * GROUP + var(loop(g.name, GROUP))
+            piece = replace(piece, index={**piece.index, g.name: at})
         trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, parts), piece)
         trees = in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in parts.items()})
-        if not self.walk.turns:
-            return trees
-        (g,) = self.walk.turns
-        width = GROUP if turn else self.walk.width
-        row = loop(g.name, width)
-        at = f" + {GROUP} * {g.name}b" if turn else ""
         for name in sums.values():
             self._statistics(name)
+        row = loop(g.name, width)
         if len(trees) == 1 and isinstance(lanes := trees[0], Lanes) and lanes.opens:
-            rows = {parts[n]: f"{a}v[{g.name}]" for n, a in sums.items()}
-            opening = [f"Rows<{width}> {a}v;" for a in sums.values()]
-            folds = [f"h{self._op(n)}_rows({a}{at}, {a}v);" for n, a in sums.items()]
-            ahead = self._ahead(lanes) if any(n.value in self.softmax.sums for n in sums) else ()
-            one = replace(lanes, rows=tuple(rows.items()), body=(*ahead, *lanes.body))
+            rows = tuple((parts[n], f"{a}v[{g.name}]") for n, a in sums.items())
+            first = (GROUP, groups.name) if groups else 0
+            folds = [f"h{self._op(n)}_rows({plus(a, first)}, {a}v);" for n, a in sums.items()]
+            exponentials = any(n.value in self.softmax.sums for n in sums)
+            ahead = self._ahead(lanes) if exponentials and not self.pipelined else []
             unroll = [Raw((f"#pragma GCC unroll {width}",))] * (self.walk.length <= SHORT)
-            body = (Raw(tuple(opening)), *unroll, For(row, (one,)), Raw(tuple(folds)))
-            return [For(groups, body) if turn else Scope(body)]
-        ends = [f"{sums[n]}[{g.name}] = {parts[n]};" for n in sums]
-        return [For(g, (*trees, *([Raw(tuple(ends))] if ends else [])))]
+            body = (
+                Raw(tuple(f"Rows<{width}> {a}v;" for a in sums.values())),
+                *unroll,
+                For(row, (replace(lanes, rows=rows, body=(*ahead, *lanes.body)),)),
+                Raw(tuple(folds)),
+            )
+            return For(groups, body) if groups else Scope(body)
+        ends = [f"{a}[{text(at)}] = {parts[n]};" for n, a in sums.items()]
+        one = For(row, (*trees, *([Raw(tuple(ends))] if ends else [])))
+        return For(groups, (one,)) if groups else one
 
     def _ahead(self, lanes: Lanes) -> list[Tree]:
         """Fetch what the next block reads of memory while exponentials leave time for it."""
-        b, found = self.walk.blocks, {}
-        for e in (e for t in lanes.body if isinstance(t, Do) for s in t.statements
-                  for e in expressions(s.value)):  # fmt: skip
-            if isinstance(e, Load) and e.pointer.startswith("x") and b in e.address.vars:
-                if e.address.is_affine and e.address.coefficient(lanes.var) == 1:
-                    found[plus(e.pointer, text(e.address + e.address.coefficient(b)))] = None
+        b = self.walk.blocks
+        statements = [s for t in lanes.body if isinstance(t, Do) for s in t.statements]
+        loads = [e for s in statements for e in expressions(s.value) if isinstance(e, Load)]
+        found = {
+            plus(e.pointer, text(e.address + e.address.coefficient(b))): None
+            for e in loads
+            if e.pointer.startswith("x") and e.address.is_affine
+            if b in e.address.vars and e.address.coefficient(lanes.var) == 1
+        }
         return [Raw((f"__builtin_prefetch({place});",)) for place in found]
 
     def _across(
@@ -358,10 +416,11 @@ class _Rows:
         ]
         return operations(e) + len(loads) + DEAR * len(scattered) >= DEAR
 
-    def _buffer(self, name: str, v: Value) -> str:
-        return self.writer.local(
-            name, self._kept_row() * self.walk.width, compute_type(v.type.dtype)
-        )
+    def _buffer(self, name: str, v: Value, stage: int) -> str:
+        elements = self._kept_row() * self.walk.width
+        self.buffers[name] = elements, stage
+        many = 3 - stage if self.pipelined else 1
+        return self.writer.local(name, many * elements, compute_type(v.type.dtype))
 
     def _kept_row(self) -> int:
         """Elements between rows of a buffer: whole cache lines where rows take turns."""
@@ -434,6 +493,7 @@ class _Rows:
             self.writer.local(name, self.walk.width)
 
     def _hold(self, v: Value, name: str) -> None:
+        self.ended.setdefault(self.stages.level[v] - 1, []).append(name)
         if not self.walk.abreast:
             self.registers.add(name)
         self.known[v] = lambda env: lambda point: Load(

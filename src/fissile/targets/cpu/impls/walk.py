@@ -25,7 +25,9 @@ WIDTH = 64  # rows side by side that use whole cache lines
 RESIDENT_BYTES = 1 << 18  # a block that is read more than once should stay in cache
 GROUP = 16  # rows that take turns: their statistics fill vectors
 KEEPING = 2560  # elements of a group that is read, kept and written in the first cache
-SEVERAL = 4096  # elements up to which two or four groups hide the latency of each other's statistics
+SEVERAL = (
+    4096  # elements up to which two or four groups hide the latency of each other's statistics
+)
 GROUP_ELEMENTS = 6144  # which should stay in the first cache; of another number of rows, half
 
 
