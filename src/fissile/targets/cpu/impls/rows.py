@@ -61,6 +61,7 @@ from fissile.tiles.tree import (
 SERIES = 512  # elements across the lanes that are added up at a time
 DEAR = 8.0  # operations and loads from which on a value is kept for later stages
 KEPT_BYTES = 1 << 20  # no buffer for kept values is larger
+LARGE_BYTES = 1 << 16  # of a row that memory is too slow to begin with
 NEAR_BYTES = 1 << 17  # of a block of which several should stay in the second cache
 FEW = 64  # rows whose statistics may lie in registers
 SHORT = 64  # elements of rows whose vectors stay in registers until they are folded
@@ -238,6 +239,13 @@ class _Rows:
         if self.walk.turns:
             return [self._in_turns(sums, pass_over, piece)]
         trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, sums))
+        if not sums and self.walk.length * 4 >= LARGE_BYTES:
+            trees = [
+                replace(t, body=(*self._ahead(t, "fetch_later"), *t.body))
+                if isinstance(t, Lanes)
+                else t
+                for t in trees
+            ]
         return in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in sums.items()})
 
     def _in_turns(
@@ -274,8 +282,8 @@ class _Rows:
         one = For(row, (*trees, *([Raw(tuple(ends))] if ends else [])))
         return For(groups, (one,)) if groups else one
 
-    def _ahead(self, lanes: Lanes) -> list[Tree]:
-        """Fetch what the next block reads of memory while exponentials leave time for it."""
+    def _ahead(self, lanes: Lanes, fetch: str = "__builtin_prefetch") -> list[Tree]:
+        """Ask for what the next block reads of memory."""
         b = self.walk.blocks
         statements = [s for t in lanes.body if isinstance(t, Do) for s in t.statements]
         loads = [e for s in statements for e in expressions(s.value) if isinstance(e, Load)]
@@ -285,7 +293,7 @@ class _Rows:
             if e.pointer.startswith("x") and e.address.is_affine
             if b in e.address.vars and e.address.coefficient(lanes.var) == 1
         }
-        return [Raw((f"__builtin_prefetch({place});",)) for place in found]
+        return [Raw((f"{fetch}({place});",)) for place in found]
 
     def _across(
         self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]]
