@@ -111,6 +111,34 @@ def test_maps(shape: tuple[int, ...], layout: Layout) -> None:
     check(p.reshape(p.reduce_max(x, (0, 1, 2, 3)), ()), {x: layout})
 
 
+@pytest.mark.parametrize("shape", [(2, 70, 16, 32), (1, 150, 64, 8), (4, 97, 8, 7)])
+def test_three_stages_of_three_blocks(shape: tuple[int, ...]) -> None:
+    x = placeholder(of(shape))
+    assert "bp" in check(softmax(x, 1))
+    assert "bp" in check(softmax(x, 1) * x), "the last stage reads what the first did"
+    assert "bp" in check(normalised(x, 1)), "the last stage reads what the first ended"
+    w = weights(1, shape[1], 1, 1)
+    assert "bp" in check(p.clip(normalised(x * w, 1) * w + p.reduce_max(x * w, 1), -0.5, 0.5))
+
+
+def test_softmax_of_rows_that_take_turns() -> None:
+    x = placeholder(of([12, 32, 33]))
+    assert "bp" in check(softmax(x, -1))
+    check(p.transpose(softmax(x * 0.5, -1), (0, 2, 1)))
+    check(softmax(placeholder(of([48, 150])), -1))
+    e = p.exp(x - p.reduce_max(x, -1))
+    check((e, e / p.reduce_sum(e, -1)))
+
+
+@pytest.mark.parametrize("rows_", [48, 64, 96, 128])
+def test_groups_of_rows_that_take_turns(rows_: int) -> None:
+    x = placeholder(of([rows_, 20]))
+    check(normalised(x, -1))
+    check((p.reduce_max(x, -1), p.reduce_mean(x * x, -1)))
+    halves = p.concat([placeholder(of([rows_, 7])), placeholder(of([rows_, 13]))], -1)
+    check(normalised(halves, -1))
+
+
 def test_attention_softmax_with_scale_and_mask() -> None:
     x, mask = placeholder(of([2, 12, 17, 33])), placeholder(of([2, 1, 1, 33]))
     y = softmax(x * 0.125 + mask, -1)
@@ -166,6 +194,10 @@ def test_long_sums_are_as_accurate_as_pairwise_ones() -> None:
         pairwise = np.ascontiguousarray(np.moveaxis(values, axis, -1)).sum(axis=-1)
         error = np.abs(pairwise - exact.reshape(pairwise.shape)).max()
         assert np.abs(got - exact).max() <= 4 * error + 1e-7 * np.abs(exact).max()
+
+
+def test_large_rows() -> None:
+    check(normalised(placeholder(of([3, 130, 128])), (1, 2)))
 
 
 def test_nan_and_infinities() -> None:

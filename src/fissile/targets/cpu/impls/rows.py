@@ -270,7 +270,8 @@ class _Rows:
             folds = [f"h{self._op(n)}_rows({plus(a, first)}, {a}v);" for n, a in sums.items()]
             exponentials = any(n.value in self.softmax.sums for n in sums)
             ahead = self._ahead(lanes) if exponentials and not self.pipelined else []
-            unroll = [Raw((f"#pragma GCC unroll {width}",))] * (self.walk.length <= SHORT)
+            few = self.walk.length <= SHORT and not self.softmax.sums
+            unroll = [Raw((f"#pragma GCC unroll {width}",))] * few
             body = (
                 Raw(tuple(f"Rows<{width}> {a}v;" for a in sums.values())),
                 *unroll,
