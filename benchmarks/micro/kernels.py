@@ -138,13 +138,15 @@ LOOPS = """
 typedef void (*entry)(void* const* pointers, char* scratch, int64_t begin, int64_t end);
 extern "C" double kernel_us(entry f, void* const* pointers, char* scratch, int64_t tiles,
                             int64_t reps) {
+  f(pointers, scratch, 0, tiles);  // the kernels before it have pushed its tensors out
   const double start = now_us();
   for (int64_t i = 0; i < reps; i++) f(pointers, scratch, 0, tiles);
   return (now_us() - start) / reps;
 }
 extern "C" double copy_us(const float* x, float* y, int64_t n, int64_t reps) {
-  const double start = now_us();
-  for (int64_t k = 0; k < reps; k++) {
+  double start = 0;
+  for (int64_t k = 0; k <= reps; k++) {
+    if (k == 1) start = now_us();
     for (int64_t i = 0; i < n; i += VL) store(y + i, load<vf>(x + i));
     asm volatile("" : : : "memory");
   }

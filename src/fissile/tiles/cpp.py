@@ -14,7 +14,7 @@ import numpy as np
 
 from fissile.ir.prims import PRIMS
 from fissile.ir.types import BOOL, F32, F64, DType
-from fissile.tiles.expr import FORMS, Choose, Expr, Literal, Load, Op, Register
+from fissile.tiles.expr import FORMS, Choose, Expr, Literal, Load, Op, Register, operations
 from fissile.tiles.index import Var, text
 from fissile.tiles.nest import expressions, varying
 from fissile.tiles.tree import (
@@ -29,6 +29,7 @@ from fissile.tiles.tree import (
     Statement,
     Store,
     Tree,
+    Turned,
 )
 
 IDENTITY = {"sum": "0", "prod": "1", "max": "lowest<{}>()", "min": "highest<{}>()",
@@ -103,6 +104,8 @@ class Printer:
             yield f"{tab}{{"
             yield from self.trees(tree.body, lane, indent + 1)
             yield f"{tab}}}"
+        elif isinstance(tree, Turned):
+            yield from (tab + line for line in self._turned(tree))
         elif isinstance(tree, For):
             v = tree.var
             yield f"{tab}for (int64_t {v.name} = {v.lo}; {v.name} < {v.hi + 1}; ++{v.name}) {{"
@@ -120,6 +123,8 @@ class Printer:
             if not tree.opens:  # the accumulators of the next loop have the same names
                 lines = ("{", *("  " + line for line in lines), "}")
             yield from (tab + line for line in lines)
+        elif ahead := _ahead(tree):
+            yield from (tab + line for line in self._lanes_ahead(tree, ahead))
         else:
             v = tree.var
             yield f"{tab}lanes({v.extent}, [&](auto l, int64_t {v.name}) {{"
@@ -144,9 +149,44 @@ class Printer:
             else:
                 yield f"{register} = {_FOLD[op].format(register, folded)};"
 
-    def statements(self, statements: Iterable[Statement], lane: Var | None) -> Iterator[str]:
-        statements = list(statements)
+    def _lanes_ahead(self, tree: Lanes, loads: list[Load]) -> Iterator[str]:
+        v = tree.var
+        (do,) = tree.body
+        assert isinstance(do, Do)
+        shown = ", ".join(_load(e, v) for e in loads)
+        names = {
+            id(e): f"ahead[{loads.index(e)}]"
+            for s in do.statements
+            for e in expressions(s.value)
+            if isinstance(e, Load) and e in loads
+        }
+        yield f"lanes_ahead({v.extent}, [&](auto l, int64_t {v.name}) {{"
+        yield f"  return Vectors<{len(loads)}>{{{{{shown}}}}};"
+        yield f"}}, [&](auto l, int64_t {v.name}, const Vectors<{len(loads)}>& ahead) {{"
+        yield from ("  " + line for line in self.statements(do.statements, v, names))
+        yield "});"
+
+    def _turned(self, tree: Turned) -> Iterator[str]:
+        s, r, c = tree.store, tree.rows, tree.columns
         names: dict[int, str] = {}
+        yield (
+            f"transpose_rows({s.pointer} + {text(s.address)}, {tree.step}, {r.extent}, {c.extent}, "
+            f"[&](int64_t {r.name}, int64_t {c.name}) FISSILE_BODY {{"
+        )
+        yield "  const Full l;"
+        yield from ("  " + line for line in self._temporaries([s.value], c, names))
+        yield f"  return {self.expr(s.value, c, names)};"
+        yield "});"
+
+    def statements(
+        self,
+        statements: Iterable[Statement],
+        lane: Var | None,
+        known: Mapping[int, str] | None = None,
+    ) -> Iterator[str]:
+        """`known`: parts that have names already."""
+        statements = list(statements)
+        names = dict(known or {})
         computed = [e for s in statements for e in _parts(s)]
         yield from self._temporaries(computed, lane, names)
         for s in statements:
@@ -251,6 +291,25 @@ def _parts(s: Statement) -> tuple[Expr, ...]:
 def product_of(op: str, e: Expr) -> Op | None:
     """`e` where it is a product that is added up: by one fma."""
     return e if op == "sum" and isinstance(e, Op) and e.prim == "mul" and e.dtype is F32 else None
+
+
+AHEAD = 8  # operations of a body whose loads come before the stores of earlier steps
+AHEAD_VECTORS = 2  # that registers can hold four times
+
+
+def _ahead(tree: Lanes) -> list[Load]:
+    """What a long vector loop loads before its time: nothing where its steps are short."""
+    if len(tree.body) != 1 or not isinstance(do := tree.body[0], Do) or tree.var.extent < 256:
+        return []
+    if not all(isinstance(s, Store) for s in do.statements):
+        return []
+    parts = [e for s in do.statements for e in expressions(s.value)]
+    loads = [e for e in parts if isinstance(e, Load) and tree.var in e.address.vars]
+    distinct = list(dict.fromkeys(loads))
+    if any(isinstance(e, Choose) for e in parts) or len(distinct) > AHEAD_VECTORS:
+        return []
+    is_long = sum(operations(s.value) for s in do.statements) >= AHEAD
+    return distinct if is_long else []
 
 
 def _chooses(trees: Iterable[Tree], v: Var) -> bool:

@@ -17,9 +17,19 @@ from contextvars import ContextVar
 from dataclasses import replace
 
 from fissile.ir.types import BOOL, F32
-from fissile.tiles.expr import OPEN, Choose, Expr, Illegal, Load, Op, Register, Undecided
+from fissile.tiles.expr import (
+    OPEN,
+    Choose,
+    Expr,
+    Illegal,
+    Load,
+    Op,
+    Register,
+    Undecided,
+    operations,
+)
 from fissile.tiles.index import Fn, Index, Var, const, replaced, substitute, text, var
-from fissile.tiles.tree import Do, For, If, Lanes, Raw, Scope, Statement, Store, Tree
+from fissile.tiles.tree import Do, For, If, Lanes, Raw, Scope, Statement, Store, Tree, Turned
 
 Env = Mapping[str, Index]  # the index of each original loop, by name
 Decided = Mapping[tuple[Index, int], bool | None]
@@ -160,7 +170,7 @@ class _Nest:
             trees += self.split(
                 [*loops[:at], piece, *loops[at + 1 :]], moved, _over(decided, v, new)
             )
-        return tuple(trees)
+        return _together(trees)
 
     def _refine(self, loops: list[Var], statements: Sequence[Statement]) -> tuple[Var, int] | None:
         """A loop to split, because an address divides its variable by a factor of its extent."""
@@ -190,6 +200,42 @@ class _Nest:
             lanes = k == 0 and self.lanes and vectorises(statements, v)
             tree = (Lanes(v, tree) if lanes else For(v, tree),)
         return tree
+
+
+def _together(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+    """Neighbouring loops that store to parts of the same rows as one loop: a border is written when
+    its row is, not in a pass of its own."""
+    done: list[Tree] = []
+    for tree in trees:
+        last = done[-1] if done else None
+        if isinstance(tree, For) and isinstance(last, For) and _share_rows(last, tree):
+            done[-1] = For(last.var, _together((*last.body, *tree.body)))
+        else:
+            done.append(tree)
+    return tuple(done)
+
+
+def _share_rows(a: For, b: For) -> bool:
+    stores = [_stores(a), _stores(b)]
+    if a.var != b.var or not all(stores):
+        return False
+    every = [s for part in stores for s in part or ()]
+    steps = {s.address.coefficient(a.var) for s in every}
+    starts = [s.address.constant for s in every]
+    return len({s.pointer for s in every}) == len(steps) == 1 and (
+        max(starts) - min(starts) < min(steps)
+    )
+
+
+def _stores(tree: Tree) -> list[Store] | None:
+    """The stores of loops that do nothing else."""
+    if isinstance(tree, Do):
+        stores = [s for s in tree.statements if isinstance(s, Store)]
+        return stores if len(stores) == len(tree.statements) else None
+    if not isinstance(tree, For | Lanes):
+        return None
+    parts = [_stores(t) for t in tree.body]
+    return None if None in parts else [s for part in parts for s in part or ()]
 
 
 def _with(e: Index, v: Var, new: Index) -> Index:
@@ -338,13 +384,14 @@ def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ..
 
 
 ROWS, COLUMNS = 32, 64  # of a square: it stays in the first cache
+LIGHT = 4  # operations: the registers hold a block of 16 rows that are computed with as few
 
 
 def _in_squares(
     loops: list[Var], statements: list[Statement], far: bool
 ) -> tuple[Tree, ...] | None:
-    """Arithmetic on inputs that lie across the output: computed along the inputs, with lanes, into
-    a square that a blocked transpose then stores."""
+    """Arithmetic on inputs that lie across the output: computed along the inputs, with lanes, and
+    transposed in registers, or through a square where the arithmetic needs the registers."""
     if len(statements) != 1 or not isinstance(s := statements[0], Store):
         return None
     loads = [e.address for e in expressions(s.value) if isinstance(e, Load)]
@@ -364,14 +411,22 @@ def _in_squares(
     crosses = any(e.coefficient(c) == 1 and e.coefficient(r) > 1 for e in loads)
     if not crosses or not vectorises([replace(s, address=var(c))], c):
         return None
+    if operations(s.value) <= LIGHT and not far:
+        corner = replace(s, address=substitute(s.address, {r: const(0), c: const(0)}.get))
+        tree: tuple[Tree, ...] = (Turned(corner, r, c, s.address.coefficient(c)),)
+    else:
+        tree = (_squares(s, r, c, far),)
+    for v in reversed([v for v in loops if v not in (r, c)]):
+        tree = (For(v, tree),)
+    return tree
+
+
+def _squares(s: Store, r: Var, c: Var, far: bool) -> Tree:
     squares = [
         t for a in _cut(r, ROWS) for b in _cut(c, COLUMNS) for t in _square(s, r, c, a, b, far)
     ]
     declared = Raw((f"alignas(64) float square[{ROWS * COLUMNS}];",))
-    tree: tuple[Tree, ...] = (Scope((declared, *squares)),)
-    for v in reversed([v for v in loops if v not in (r, c)]):
-        tree = (For(v, tree),)
-    return tree
+    return Scope((declared, *squares))
 
 
 Cut = tuple[Var | None, Index, Var]  # a loop over blocks, where a block begins, a loop inside it

@@ -83,4 +83,15 @@ class Raw:
     lines: tuple[str, ...]
 
 
-Tree = For | Lanes | If | Do | Scope | Raw
+@dataclass(frozen=True)
+class Turned:
+    """`store` for all rows and columns, both at least a vector: its memory runs along the rows,
+    with `step` elements between columns; what it reads runs along the columns."""
+
+    store: Store
+    rows: Var
+    columns: Var
+    step: int
+
+
+Tree = For | Lanes | If | Do | Scope | Raw | Turned

@@ -178,6 +178,29 @@ def test_arithmetic_across_the_output_goes_through_squares(shape: tuple[int, ...
     assert "square" not in mixed
 
 
+@pytest.mark.parametrize("shape", [(1, 128, 32, 4), (2, 67, 9, 41), (1, 33, 64, 1)])
+def test_light_arithmetic_across_the_output_stays_in_registers(shape: tuple[int, ...]) -> None:
+    x = placeholder(of(shape))
+    bias = p.constant(np.random.default_rng(5).standard_normal(shape[1]).astype(np.float32))
+    y = x * x + p.reshape(bias, (shape[1], 1, 1))
+    for v in (x, y):
+        source = check(y, layouts={v: LAST})
+        assert "transpose_rows(" in source and "square" not in source
+
+
+def test_the_borders_of_a_row_are_written_with_it() -> None:
+    x = placeholder(of((3, 40, 50)))
+    source = check(p.pad(x, (0, 1, 2), (0, 1, 1), "constant"))
+    assert source.count("for (int64_t i1") == 1
+
+
+def test_long_arithmetic_loads_before_it_stores() -> None:
+    x, z = placeholder(of((3, 301))), placeholder(of((3, 301)))
+    assert "lanes_ahead(" in check(x * p.sigmoid(x) + z)
+    assert "lanes_ahead(" in check(p.sigmoid(x), p.tanh(x))
+    assert "lanes_ahead(" not in check(x * 2.0 + z)
+
+
 def test_squares_ask_ahead_for_lines_beyond_the_second_cache() -> None:
     far, near = (placeholder(of((1, c, 48, 40))) for c in (96, 16))
     assert "fetch_later" not in check(far * 2.0 + 1.0)  # nothing lies across

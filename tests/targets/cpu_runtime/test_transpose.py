@@ -27,3 +27,18 @@ def test_transpose(compile_cpp, machine, name, rows, columns):
     )
     np.testing.assert_array_equal(y[:, :rows], x[:, :columns].T)
     assert np.all(y[:, rows:] == 77)
+
+
+ROWS = """extern "C" void rows(float* y, int64_t y_row, const float* x, int64_t x_row, int64_t R, int64_t C) {
+  transpose_rows(y, y_row, R, C, [&](int64_t r, int64_t c) { return 2.0f * load<vf>(x + r * x_row + c); });
+}
+"""
+
+
+@pytest.mark.parametrize("rows,columns", [(16, 16), (17, 40), (49, 64), (33, 131)])
+def test_computed_rows_become_columns(compile_cpp, machine, rows, columns):
+    x = np.random.default_rng(rows).standard_normal((rows, columns), dtype=np.float32)
+    y = np.full((columns, rows + 2), 77, np.float32)
+    compile_cpp(ROWS, machine, "transpose.h")("rows", y, rows + 2, x, columns, rows, columns)
+    np.testing.assert_array_equal(y[:, :rows], 2 * x.T)
+    assert np.all(y[:, rows:] == 77)

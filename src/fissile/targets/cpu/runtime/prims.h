@@ -18,6 +18,39 @@ template <class F> FISSILE_INLINE void lanes(int64_t extent, F&& body) {
   for (; i + VL <= extent; i += VL) body(Full{}, i);
   if (i < extent) body(Part{int(extent - i)}, i);
 }
+// The same for bodies that compute for long, body(l, i, loads(l, i)), with loads four steps before their use.
+// A processor takes a load for one of what a store before it writes where the low 12 bits of both addresses are
+// equal, and lets it wait for the result: steps would not overlap where tensors lie 64 to 256 bytes apart by that
+// measure. With few registers what is loaded ahead would be stored and loaded once more, which costs as much.
+template <int n> struct Vectors {
+  vf v[n];
+  inline const vf& operator[](int k) const { return v[k]; }
+};
+template <int n> FISSILE_INLINE void keep(Vectors<n>& all) {
+  for (vf& v : all.v) keep(v);
+}
+template <class L, class F> FISSILE_INLINE void lanes_ahead(int64_t extent, L&& loads, F&& body) {
+  constexpr int steps = 4;
+  int64_t i = 0;
+  if (REGISTERS >= 32 && extent > steps * VL) {
+    decltype(loads(Full{}, i)) ahead[steps];
+#pragma GCC unroll 4
+    for (int k = 0; k < steps; ++k) ahead[k] = loads(Full{}, k * VL);
+    for (; i + (steps + 1) * VL <= extent; i += VL) {
+      auto next = loads(Full{}, i + steps * VL);
+      keep(next);  // here, not where it is used
+      body(Full{}, i, ahead[0]);
+#pragma GCC unroll 4
+      for (int k = 1; k < steps; ++k) ahead[k - 1] = ahead[k];
+      ahead[steps - 1] = next;
+    }
+  }
+  for (; i + VL <= extent; i += VL) body(Full{}, i, loads(Full{}, i));
+  if (i < extent) {
+    const Part l{int(extent - i)};
+    body(l, i, loads(l, i));
+  }
+}
 // the NV vectors of a panel of which `left` columns exist: body(l, v, v * VL)
 template <int NV, class F> FISSILE_INLINE void panel(int64_t left, F&& body) {
   for (int v = 0; v < NV; ++v) {
