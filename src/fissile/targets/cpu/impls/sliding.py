@@ -39,6 +39,7 @@ RESULTS = 1008  # in a row of a strip: what its windows read stays in the first 
 WIDEST, NARROW = 14, 4  # pixels of a tile; of one where pixels share sets of the first cache
 CROWDED = 256  # floats between pixels, of which many share a set
 BLOCK = 2  # rows, and pixels of each, of a tile that walks the map in its order
+ROOM = 0.6  # of the second cache, for the rows of such tiles and of the next
 AHEAD = 2  # rows after which what is fetched for results is written
 LOW = 32  # maps of fewer rows are shared out by channels
 
@@ -134,7 +135,7 @@ def _walks(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> bool
     """Are the results so large that they come from afar, do the rows of a block stay in the second
     cache until the next, and fit all the weights of a vector in the registers?"""
     rows = ((BLOCK - 1) * s.sh + s.reach_h) * s.w + 2 * BLOCK * s.ow
-    near = 4 * rows * s.c * s.blocks <= machine.l2_bytes // 2
+    near = 4 * rows * s.c * s.blocks <= ROOM * machine.l2_bytes
     far = 4 * sum(t.elements for t in candidate.gives) >= machine.l2_bytes
     fits = s.taps + BLOCK * BLOCK + 2 <= machine.registers
     wide = s.kh > 1 and s.kw > 1 and min(s.oh, s.ow) >= BLOCK
