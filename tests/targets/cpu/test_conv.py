@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ import running
 from sliding_cases import (
     BOTH,
     FIRST,
+    FLAGS,
     LAST,
     NARROW,
     WIDE,
@@ -225,6 +227,30 @@ def test_a_residual_in_the_other_layout():
 )
 def test_params_choose_the_tile(asked):
     check(conv.lower, biased(convolution(c=16, m=64)), LAST, **asked)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        case(),
+        case(size=(71, 11)),
+        case(size=(80, 11), strides=(2, 2)),
+        case(c=24, m=24, groups=24, pads=((1, 0), (0, 1))),
+        case(dilations=(2, 2), pads=((2, 2), (2, 2))),
+    ],
+)
+@pytest.mark.parametrize("machine", [WIDE, NARROW])
+def test_large_results_in_the_order_of_memory_have_the_same_bits(shape, machine):
+    y = biased(convolution(**{**case(c=16, m=16, groups=16, size=(70, 12)), **shape}))
+    c = candidate((y,), LAST, LAST, machine.vl)
+    inputs, results = [noise(*t.value.shape) for t in c.needs], []
+    for in_order in (True, False):
+        l2_bytes = 4 * y.type.numel + 4 * (not in_order)
+        kernel = check(conv.lower, y, LAST, machine=replace(machine, l2_bytes=l2_bytes))
+        assert ("slide_rows" in kernel.source) == in_order
+        flags = FLAGS[machine.vl]
+        results.append(running.run_kernel(c, kernel, inputs, flags=flags)[0].tobytes())
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])

@@ -38,6 +38,8 @@ SIDE_BY_SIDE = 144  # channels of a strip: its rows are then as long as memory a
 RESULTS = 1008  # in a row of a strip: what its windows read stays in the first cache
 WIDEST, NARROW = 14, 4  # pixels of a tile; of one where pixels share sets of the first cache
 CROWDED = 256  # floats between pixels, of which many share a set
+BLOCK = 2  # rows, and pixels of each, of a tile that walks the map in its order
+ROOM = 0.6  # of the second cache, for the rows of such tiles and of the next
 AHEAD = 2  # rows after which what is fetched for results is written
 LOW = 32  # maps of fewer rows are shared out by channels
 
@@ -94,6 +96,8 @@ def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> 
     px = _pixels(candidate, machine, s, fold, split.width)
     if not candidate.param.get("copies"):
         border = _border(candidate, s, fold)
+    if border and _walks(candidate, machine, s, fold) and (found := _strips(s, BLOCK, border)):
+        return _in_order(candidate, machine, s, border, found)
     strips = _strips(s, px, border)
     if strips is None:
         border, strips = None, _strips(s, px, None)
@@ -125,6 +129,105 @@ def _by_pixels(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> 
     panels = block(f"{share_of('j', split.count, tiling)} {{", calls)
     body = [*source.lines, *_strip(walk, border), *panel, *panels]
     return done(writer, machine, tiling, body)
+
+
+def _walks(candidate: Candidate, machine: Machine, s: Slide, fold: Fold) -> bool:
+    """Are the results so large that they come from afar, do the rows of a block stay in the second
+    cache until the next, and fit all the weights of a vector in the registers?"""
+    rows = ((BLOCK - 1) * s.sh + s.reach_h) * s.w + 2 * BLOCK * s.ow
+    near = 4 * rows * s.c * s.blocks <= ROOM * machine.l2_bytes
+    far = 4 * sum(t.elements for t in candidate.gives) >= machine.l2_bytes
+    fits = s.taps + BLOCK * BLOCK + 2 <= machine.registers
+    wide = s.kh > 1 and s.kw > 1 and min(s.oh, s.ow) >= BLOCK
+    return fold is DEPTHWISE and far and near and fits and wide and ranged(candidate, s) is None
+
+
+def _in_order(
+    candidate: Candidate, machine: Machine, s: Slide, border: Border, strips: Sequence[Strips]
+) -> Kernel:
+    """Tiles of BLOCK rows and pixels, all channels of one before the next, so that memory is read
+    and written nearly in its order: strips of many pixels wait for it twice as long."""
+    writer, bands = Writer(candidate), -(-TILES // s.n)
+    rows = candidate.param.get("rows") or -(-s.oh // (bands * BLOCK)) * BLOCK
+    tiling = Tiling(s.n, s.oh, min(rows, s.oh))
+    width = -(-s.m * s.blocks // machine.vl) * machine.vl
+    k = writer.packed(s.node.inputs[1], "depthwise_taps", (machine.vl,), s.taps * width)
+    if s.blocks > 1:
+        k = plus(k, (s.m, f"(n % {s.blocks})"))
+    source, end = _unpadded(candidate, s, border), epilogue(candidate, writer, s)
+    vector = _square(candidate, s, border, source, end, f"{plus(k, 'm')}, {width}")
+    across = [
+        line.replace("channels", "rows").replace("m0", "top") for p in strips for line in _call(p)
+    ]
+    down = [
+        "int64_t top = h0;",
+        f"for (; top + {BLOCK} <= h1; top += {BLOCK}) across(Int<{BLOCK}>(), top);",
+        "if (top < h1) across(Int<1>(), top);",
+    ]
+    body = [
+        *source.lines,
+        *_strip_of_rows(machine, s, border, source, vector),
+        *block("const auto across = [&](auto rows, int64_t top) {", across, "};"),
+        *down,
+    ]
+    return done(writer, machine, tiling, body)
+
+
+def _square(
+    candidate: Candidate, s: Slide, b: Border, x: Input, end: Epilogue, weights: str
+) -> list[str]:
+    """One vector of PY rows and PX pixels; `edge` is 1 where rows of its windows are missing."""
+    below = max(0, (s.oh - 1) * s.sh + s.reach_h - b.top - b.h)
+    where = "const int64_t h = top + p / PX, w = left + p % PX;"
+    sizes = f"{s.kh}, {s.kw}, {s.sh}, {s.sw}, {s.dh}, {s.dw}"
+    missing = f"edge.value * {b.top}, edge.value * {below}, before.value, after.value"
+    asks = [where]
+    for y, at in end.stored:
+        later = substitute(at, lambda v: var(v) + BLOCK if v.name == "h" else None)
+        asks.append(f"fetch_later({plus(y, f'({text(later)})')});")
+        asks.append(f"__builtin_prefetch({plus(y, f'({text(at)})')}, 1);")
+    return block(
+        "const auto vector = [&](auto edge, auto lanes, int64_t m) FISSILE_BODY {",
+        [
+            "vf c[PY * PX][1];",
+            "zero(c);",
+            "#pragma GCC unroll 32",
+            *block("for (int p = 0; p < PY * PX; p++) {", asks),
+            f"slide_rows<{DEPTHWISE.struct}, {sizes}, {missing}, lanes.value, PY, PX>(",
+            f"    c, x + m, i0, i1, {x.row}, {x.pixel}, {weights});",
+            *each_vector("lanes.value", end, [where]),
+        ],
+        "};",
+    )
+
+
+def _strip_of_rows(
+    machine: Machine, s: Slide, b: Border, x: Input, vector: Sequence[str]
+) -> list[str]:
+    """The vectors of PY rows from `top` on and PX columns from `left` on; rows i0 to i1 of what
+    their windows span exist."""
+    row = plus((s.sh, "top"), -b.top)
+    column = plus((s.sw, "left"), -b.left, "before.value")
+    rest = s.m % machine.vl
+    stop = s.m - rest
+    loops = [f"for (int64_t m = 0; m < {stop}; m += VL) vector(edge, Int<VL>(), m);"]
+    if rest:
+        loops.append(f"vector(edge, Int<{rest}>(), {stop});")
+    head = "const auto strip = [&](auto px, auto before, auto after, auto rows, int64_t left, "
+    return block(
+        f"{head}int64_t top) FISSILE_BODY {{",
+        [
+            "constexpr int PX = px.value, PY = rows.value;",
+            f"const int64_t i0 = {plus(b.top, (-s.sh, 'top'))};",
+            f"const int64_t i1 = {plus(b.top + b.h, (-s.sh, 'top'))};",
+            f"const float* x = {plus('in', (x.row, f'({row})'), (x.pixel, f'({column})'))};",
+            *vector,
+            *block("const auto vectors = [&](auto edge) FISSILE_BODY {", loops, "};"),
+            f"if (i0 <= 0 && i1 >= {plus((s.sh, '(PY - 1)'), s.reach_h)}) vectors(Int<0>());",
+            "else vectors(Int<1>());",
+        ],
+        "};",
+    )
 
 
 def crowds(s: Slide) -> bool:

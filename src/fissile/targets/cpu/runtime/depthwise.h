@@ -35,8 +35,9 @@ FISSILE_INLINE void slide_last(vf (&c)[PX][1], const float* x, int64_t kh, int64
     if constexpr (Op::has_weights)
 #pragma GCC unroll 32
       for (int j = 0; j < KW; j++, w += w_tap) {
-        k[j] = load<vf>(w);
-        if (PX + KW + 2 <= REGISTERS) keep(k[j]);
+        vf s = load<vf>(w);
+        if (PX + KW + 2 <= REGISTERS) keep(s);  // within the array it would be stored as well
+        k[j] = s;
       }
 #pragma GCC unroll 128
     for (int q = BEFORE; q < END; q++) {
@@ -47,6 +48,49 @@ FISSILE_INLINE void slide_last(vf (&c)[PX][1], const float* x, int64_t kh, int64
       for (int j = 0; j < KW; j++) {
         const int p = q - j * D;
         if (p >= 0 && p % S == 0 && p / S < PX) t[p / S][0] = Op::fold(t[p / S][0], s, k[j]);
+      }
+    }
+  }
+  copy_tile(c, t);
+}
+
+// The same for PY rows of PX output pixels, from rows [i0, i1) of those that the windows span: the
+// first TOP and last BOTTOM of them may not exist. `x` is the first of the span. The weights stay in
+// registers, and an input vector is loaded once for all rows that it enters.
+template <class Op, int KH, int KW, int SH, int S, int DH, int D, int TOP, int BOTTOM, int BEFORE,
+          int AFTER, int N, int PY, int PX>
+FISSILE_INLINE void slide_rows(vf (&c)[PY * PX][1], const float* x, int64_t i0, int64_t i1,
+                               int64_t row, int64_t pixel, const float* w, int64_t w_tap) {
+  constexpr int ROWS = (PY - 1) * SH + (KH - 1) * DH + 1;
+  constexpr int END = (PX - 1) * S + (KW - 1) * D + 1 - AFTER;
+  vf t[PY * PX][1], k[KH * KW] = {};
+  copy_tile(t, c);
+  if constexpr (Op::has_weights)
+#pragma GCC unroll 32
+    for (int i = 0; i < KH * KW; i++) {
+      vf s = load<vf>(w + i * w_tap);
+      keep(s);  // within the array it would be stored as well
+      k[i] = s;
+    }
+#pragma GCC unroll 32
+  for (int r = 0; r < ROWS; r++) {
+    if ((r < TOP && r < i0) || (r >= ROWS - BOTTOM && r >= i1)) continue;
+#pragma GCC unroll 32
+    for (int q = BEFORE; q < END; q++) {
+      const float* at = x + r * row + (q - BEFORE) * pixel;
+      vf s = N >= VL ? load<vf>(at) : loadn(at, N);
+      keep(s);
+#pragma GCC unroll 8
+      for (int y = 0; y < PY; y++) {
+        const int i = r - y * SH;
+        if (i < 0 || i % DH != 0 || i / DH >= KH) continue;
+#pragma GCC unroll 32
+        for (int j = 0; j < KW; j++) {
+          const int p = q - j * D;
+          if (p < 0 || p % S != 0 || p / S >= PX) continue;
+          vf& sum = t[y * PX + p / S][0];
+          sum = Op::fold(sum, s, k[i / DH * KW + j]);
+        }
       }
     }
   }
