@@ -29,11 +29,11 @@ from fissile.select.rivals import Priced, runners_up
 ROUND = 32  # kernels measured between two solutions, at least
 SHARE = 2.0  # seconds of measuring for a second of solving, at least
 KERNEL_S, LEAST_S = 0.08, 0.03  # what a measurement takes, until it is known, and at least
-OPTIMISM = (0.0, 1.0, 2.0)  # standard deviations of the model, one after another
+OPTIMISM = (0.0, 1.0)  # standard deviations of the model, one after another
 CAUTION = 0.5  # the same, in the end
-WORTH = 3e-5  # of the incumbent: what a measurement should gain
-PAYS = 2e-3  # the same of all measurements together; rivals' gains are counted though one wins
-ENOUGH = 1e-3  # of the incumbent: less is not worth a measurement
+WORTH = 1e-4  # of the incumbent: what a measurement should gain
+PAYS = 5e-3  # the same of all measurements together; rivals' gains are counted though one wins
+ENOUGH = 4e-3  # of the incumbent: less is not worth a measurement
 QUICK_GAP, INCUMBENT_GAP, FINAL_GAP = 3e-3, 1e-3, 1e-4
 QUICK_S, INCUMBENT_S, FINAL_S = 10.0, 5.0, 20.0
 LEAST_SOLVING_S = 2.0
