@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fissile.ir import prims as p
@@ -68,6 +68,7 @@ def check(
 
 
 @settings(max_examples=30, deadline=None)
+@example(m=2, n=1, k=1, blocks=3)
 @given(m=st.integers(2, 90), n=st.integers(1, 50), k=st.integers(1, 50), blocks=st.integers(1, 3))
 def test_any_extents(m: int, n: int, k: int, blocks: int) -> None:
     x, w = placeholder(of([m, 2 * k])), p.constant(noise(2 * k, 2 * n))
@@ -87,6 +88,30 @@ def test_pointwise_convolution_of_odd_maps(batch: int) -> None:
         + other
     )
     check(y, 64, {x: LAST, other: LAST, y: LAST})
+
+
+@pytest.mark.parametrize("blocks", [0, 3, 6])
+@pytest.mark.parametrize("form", ["tokens", "maps"])
+def test_a_sample_of_a_batch_does_not_touch_another(form: str, blocks: int) -> None:
+    """NaN in the second of three samples stays there; huge values in it cost the others nothing."""
+    if form == "tokens":
+        x, w = placeholder(of([3, 50, 64])), p.constant(noise(64, 96))
+        y, layouts = p.contract(x, w, "bmk,kn->bmn"), {}
+    else:
+        x, w = placeholder(of([3, 64, 7, 7])), p.constant(noise(96, 64, 1, 1))
+        y = p.conv(x, w, strides=(1, 1), dilations=(1, 1), groups=1)
+        layouts = {x: LAST, y: LAST}
+    candidate = candidate_of([y], layouts, **({"blocks": blocks} if blocks else {}))
+    kernel = strassen.lower(candidate, this_machine())
+    assert isinstance(kernel, Kernel), kernel
+    data = noise(*x.shape)
+    (clean,) = run_kernel(candidate, kernel, [data])
+    for odd in (np.nan, 1e8):
+        other = data.copy()
+        other[1, ..., 3] = odd
+        (got,) = run_kernel(candidate, kernel, [other])
+        assert np.array_equal(got[[0, 2]], clean[[0, 2]])
+        assert np.isfinite(got[1]).all() == np.isfinite(odd)
 
 
 def test_prologue_and_transposed_weights() -> None:

@@ -6,7 +6,9 @@ For large contractions with constant weights, whose direct form is at the peak o
 sums of B cost nothing at run time, those of A a few operations for every element of A, and the sums
 of C stay in registers. The rows are cut into blocks whose seven left factors stay in cache; a
 block's halves may overlap by a row or two, which are then computed twice. The results round
-otherwise than one chain of fma would, by a factor of about two.
+otherwise than one chain of fma would, by a factor of about two. A row's error is relative to the
+larger of it and the row that it is paired with, and a NaN in one is a NaN in both: so no block
+holds rows of two samples of a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from fissile.targets.cpu.impls.ahead import Places, fetch, places
 from fissile.targets.cpu.impls.contractions import tile_shapes
 from fissile.targets.cpu.impls.implementation import Params
 from fissile.targets.cpu.impls.lines import block
-from fissile.targets.cpu.impls.product import product
+from fissile.targets.cpu.impls.product import Product, product
 from fissile.targets.cpu.impls.product_tile import (
     UNROLLED,
     anchor_of,
@@ -54,10 +56,15 @@ def variants(candidate: Candidate, machine: Machine) -> Iterable[Params]:
         p = product(candidate, anchor_of(candidate))
     except Illegal:
         return
-    blocks = _resident(p.size(p.m), p.size(p.k) // 2, machine)
-    yield (("blocks", blocks),)
-    if blocks > 1:
-        yield (("blocks", 1),)
+    samples = _samples(p)
+    blocks = _resident(p.size(p.m) // samples, p.size(p.k) // 2, machine)
+    for count in {blocks: None, 1: None}:
+        yield (("blocks", samples * count),)
+
+
+def _samples(p: Product) -> int:
+    """Parts of the rows that must not mix: those of axis 0, if there are rows within."""
+    return p.extents[p.m[0]] if len(p.m) > 1 and p.m[0] == p.out[0] else 1
 
 
 def _resident(rows: int, half_k: int, machine: Machine) -> int:
@@ -97,12 +104,16 @@ class _Strassen:
         self.candidate, self.w = candidate, Writer(candidate)
         p = self.p = by_weights(candidate)
         self.M, self.N, self.K = p.size(p.m), p.size(p.n), p.size(p.k)
-        if self.M < LEAST_ROWS or min(self.N, self.K) < LEAST_SIDE or self._is_small():
+        samples = _samples(p)
+        if self.M // samples < LEAST_ROWS or min(self.N, self.K) < LEAST_SIDE or self._is_small():
             raise Illegal("too small to gain from seven products instead of eight")
         if p.extents[p.k[0]] % 2 or self.N % 2:
             raise Illegal("an odd extent cannot be halved")
         self.half_k, self.half_n = self.K // 2, self.N // 2
-        self.blocks = candidate.param.get("blocks") or _resident(self.M, self.half_k, machine)
+        rows = self.M // samples
+        blocks = candidate.param.get("blocks", 0) // samples
+        blocks = blocks or _resident(rows, self.half_k, machine)
+        self.blocks = samples * min(blocks, max(1, rows // 2))  # none without a pair of rows
         self.pairs = (-(-self.M // self.blocks) + 1) // 2  # of the largest block
         self.mr, self.nv = tile_shapes(self.pairs, self.half_n, self.half_k, machine)[0]
         self.nw = self.nv * machine.vl
