@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from fissile.tiles.expr import Expr
 from fissile.tiles.index import Index, Var
@@ -95,3 +96,40 @@ class Turned:
 
 
 Tree = For | Lanes | If | Do | Scope | Raw | Turned
+
+
+def statements(trees: Iterable[Tree]) -> Iterator[Statement]:
+    """All statements within, in their order."""
+    for t in trees:
+        if isinstance(t, Do):
+            yield from t.statements
+        elif isinstance(t, Turned):
+            yield t.store
+        elif isinstance(t, If):
+            yield from statements((*t.less, *t.other))
+        elif not isinstance(t, Raw):
+            yield from statements(t.body)
+
+
+def mapped(
+    tree: Tree,
+    of_statements: Callable[[Sequence[Statement]], tuple[Statement, ...]],
+    of_index: Callable[[Index], Index],
+) -> Tree:
+    """The same loops and branches around other statements; `of_index` changes what branches ask."""
+
+    def inside(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+        return tuple(mapped(t, of_statements, of_index) for t in trees)
+
+    if isinstance(tree, Raw):
+        return tree
+    if isinstance(tree, Do):
+        return Do(of_statements(tree.statements))
+    if isinstance(tree, Turned):
+        (store,) = of_statements((tree.store,))
+        assert isinstance(store, Store)
+        return replace(tree, store=store)
+    if isinstance(tree, If):
+        index = of_index(tree.index)
+        return replace(tree, index=index, less=inside(tree.less), other=inside(tree.other))
+    return replace(tree, body=inside(tree.body))

@@ -19,7 +19,7 @@ from fissile.tiles.expr import EITHER, Builder, Illegal, Load
 from fissile.tiles.index import Index, Var, const, var
 from fissile.tiles.nest import Decided, Env, Make, divisions, expressions, loop, nest
 from fissile.tiles.place import place_of
-from fissile.tiles.tree import Do, For, Lanes, Store, Tree
+from fissile.tiles.tree import Store, Tree, statements
 
 TILE_ELEMENTS = 4096
 SQUARE = 16  # a transpose moves whole squares of that side
@@ -54,7 +54,7 @@ def alias_offset(candidate: Candidate) -> int | No:
         _, tree = _trees(candidate, Writer(candidate), whole=True)
     except Illegal as reason:
         return reason.no
-    stores = [s for t in tree for s in _stores(t)]
+    stores = [s for s in statements(tree) if isinstance(s, Store)]
     if (
         len(stores) != 1
         or not isinstance(stores[0].value, Load)
@@ -65,14 +65,6 @@ def alias_offset(candidate: Candidate) -> int | No:
     if not offset.is_constant:
         return No("the elements lie in another order")
     return offset.constant * need.value.type.dtype.size_bytes
-
-
-def _stores(tree: Tree) -> list[Store]:
-    if isinstance(tree, Do):
-        return [s for s in tree.statements if isinstance(s, Store)]
-    if isinstance(tree, For | Lanes):
-        return [s for t in tree.body for s in _stores(t)]
-    return []
 
 
 def _is_far(candidate: Candidate, machine: Machine) -> bool:

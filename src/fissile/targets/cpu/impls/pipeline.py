@@ -16,7 +16,18 @@ from dataclasses import dataclass, replace
 from fissile.tiles.expr import Load
 from fissile.tiles.index import Index, Var, substitute, var
 from fissile.tiles.nest import exchange, expressions, rewrite
-from fissile.tiles.tree import Do, For, If, Lanes, Raw, Scope, Statement, Store, Tree
+from fissile.tiles.tree import (
+    Do,
+    For,
+    Lanes,
+    Raw,
+    Scope,
+    Statement,
+    Store,
+    Tree,
+    mapped,
+    statements,
+)
 
 BLOCKS = ("bn", "b", "bp")  # next, now, previous: the block of stages 0, 1, 2
 
@@ -97,24 +108,16 @@ class Pipeline:
         def index(i: Index) -> Index:
             return substitute(i, lambda v: block if v == self.block else None)
 
-        def statements(given: Sequence[Statement]) -> tuple[Statement, ...]:
-            moved = exchange(rewrite(given, index), lambda e: (
+        def moved(given: Sequence[Statement]) -> tuple[Statement, ...]:
+            there = exchange(rewrite(given, index), lambda e: (
                 replace(e, pointer=names[e.pointer])
                 if isinstance(e, Load) and e.pointer in names else None))  # fmt: skip
             return tuple(
                 replace(t, pointer=names.get(t.pointer, t.pointer)) if isinstance(t, Store) else t
-                for t in moved
+                for t in there
             )
 
-        def placed(t: Tree) -> Tree:
-            if isinstance(t, Do):
-                return Do(statements(t.statements))
-            if isinstance(t, If):
-                return replace(t, index=index(t.index), less=tuple(map(placed, t.less)),
-                               other=tuple(map(placed, t.other)))  # fmt: skip
-            return t if isinstance(t, Raw) else replace(t, body=tuple(map(placed, t.body)))
-
-        return tuple(map(placed, trees))
+        return tuple(mapped(t, moved, index) for t in trees)
 
     def _buffers(self, s: int, b: str) -> list[str]:
         """Where stage s finds what is kept of its block, b + 1 - s."""
@@ -135,16 +138,8 @@ def _before(name: str) -> str:
 
 
 def _loaded(trees: Sequence[Tree]) -> set[str]:
-    found: set[str] = set()
-    for t in trees:
-        if isinstance(t, Do):
-            found |= {e.pointer for s in t.statements for e in expressions(s.value)
-                      if isinstance(e, Load)}  # fmt: skip
-        elif isinstance(t, If):
-            found |= _loaded((*t.less, *t.other))
-        elif not isinstance(t, Raw):
-            found |= _loaded(t.body)
-    return found
+    parts = (e for s in statements(trees) for e in expressions(s.value))
+    return {e.pointer for e in parts if isinstance(e, Load)}
 
 
 def merged(*several: Sequence[Tree]) -> list[Tree] | None:
