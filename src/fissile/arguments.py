@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from fissile.artifact.manifest import Tensor
 from fissile.compile import budget_s
-from fissile.errors import InputError, shown
+from fissile.errors import InputError, located, shown
+from fissile.targets.cpu.host import MOST_THREADS, checked_threads
 
 
 class UsageError(Exception):
@@ -28,9 +30,16 @@ def shapes(rows: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
 
 
 def threads(threads: int | None) -> int | None:
-    if threads is not None and not 1 <= threads <= 1024:
-        raise UsageError(f"--threads {threads} is not between 1 and 1024")
-    return threads
+    try:
+        return checked_threads(threads)
+    except ValueError:
+        raise UsageError(f"--threads {threads} is not between 1 and {MOST_THREADS}") from None
+
+
+def seconds(seconds: float) -> float:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise UsageError(f"--seconds {seconds} is not a number of seconds")
+    return seconds
 
 
 def tune(tune: str) -> str:
@@ -62,7 +71,9 @@ def _read_npy(path: str, name: str) -> np.ndarray:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"input {shown(name)}: cannot read {path}: {reason}") from None
+        raise InputError(f"input {shown(name)}: cannot read {located(path)}: {reason}") from None
     if not isinstance(array, np.ndarray):
-        raise InputError(f"input {shown(name)}: {path} holds several arrays, expected one (.npy)")
+        raise InputError(
+            f"input {shown(name)}: {located(path)} holds several arrays, expected one (.npy)"
+        )
     return array

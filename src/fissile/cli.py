@@ -31,7 +31,7 @@ from fissile.compile import compile as compile_model
 from fissile.console import note, number, own_stdout, progress, table, write_json
 from fissile.cost.store import home
 from fissile.doctor import examine
-from fissile.errors import FissileError, ToolchainError, shown
+from fissile.errors import FissileError, ToolchainError, located, shown
 from fissile.inspection import STAGES, inspect_artifact, inspect_model
 from fissile.onnx.load import load as load_model
 from fissile.onnx.save import save as save_model
@@ -140,7 +140,7 @@ def bench(
 ) -> None:
     """Time a compiled folder or MODEL.onnx, interleaved with other engines."""
     peers = [p for p in (against or "").split(",") if p]
-    source = _bench_source(model, onnx_model, peers)
+    source, seconds = _bench_source(model, onnx_model, peers), arguments.seconds(seconds)
     exe = _opened(model, arguments.shapes(shape), arguments.threads(threads))
     feeds = random_feeds(exe.inputs)
     engines = {"fissile": ours(exe, feeds)}
@@ -290,7 +290,7 @@ def _replacing(path: Path) -> Iterator[Path]:
     """A file beside `path` that takes its name if the body ends well, so that an older file is lost
     only to a whole new one. Devices and pipes are written as they are. Raises ToolchainError."""
     if path.is_dir():
-        raise ToolchainError(f"cannot write {path}: it is a folder, name a file")
+        raise ToolchainError(f"cannot write {located(path)}: it is a folder, name a file")
     plain = path.is_file() or not path.exists()
     part = path.with_name(f".{path.name[:100]}.{os.getpid()}.part") if plain else path
     try:
@@ -374,7 +374,7 @@ def _internal(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "out of memory: the model at these shapes needs more than this machine has"
     if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
+        return f"{located(error.filename)}: {error.strerror}"
     path = home() / "logs" / f"fault-{os.getpid()}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

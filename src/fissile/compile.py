@@ -23,7 +23,7 @@ import onnx
 from fissile.accuracy import Noise, allowance
 from fissile.artifact.executable import Executable
 from fissile.artifact.load import load as load_artifact
-from fissile.artifact.write import write
+from fissile.artifact.write import check_target, write
 from fissile.cost.defaults import defaults
 from fissile.cost.model import Model
 from fissile.cost.store import Store, home
@@ -44,7 +44,7 @@ from fissile.targets.cpu.build import build
 from fissile.targets.cpu.calibrate import calibrate
 from fissile.targets.cpu.emit import emit
 from fissile.targets.cpu.harness import CpuBench
-from fissile.targets.cpu.host import usable_threads
+from fissile.targets.cpu.host import checked_threads, usable_threads
 from fissile.targets.cpu.implementations import BY_NAME
 from fissile.targets.cpu.packing import pack
 from fissile.targets.cpu.target import VERSION, Cpu
@@ -101,21 +101,25 @@ def compile(
     temporary one. without: what to leave out, to measure its worth: names of implementations, or of
     parts of the method (`select/ablate.py`): fusion, program, recomputation, channels-first,
     channels-last, columns. blocks: may channels lie in blocks too, a longer search? Raises
-    ModelError, TargetError, ToolchainError, or WrongAnswer where verification fails.
+    ModelError, TargetError, ToolchainError, or WrongAnswer where verification fails; TypeError or
+    ValueError for an option that means nothing.
     """
     if accuracy not in POLICY:
         raise ValueError(f"accuracy is one of {', '.join(POLICY)}, not {accuracy!r}")
     check_without(without, BY_NAME)
+    threads = checked_threads(threads)
+    seconds = budget_s(tune)
+    if folder is not None:
+        check_target(Path(folder))  # now, and not after minutes of tuning
     stages = Stages(progress or (lambda what, share, left: None))
     graph = stages.observe("load", load(model, shapes))
     well_formed(graph)
     threads, toolchain = threads or usable_threads(), find()
-    seconds = budget_s(tune)
     cpu, choose = choices_of(
         graph, target, threads, seconds, store, toolchain, stages,
         without=without, error=most_error(accuracy), blocks=blocks,
     )  # fmt: skip
-    where = Path(folder) if folder else Path(tempfile.mkdtemp(prefix="fissile-"))
+    where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="fissile-"))
 
     def right(part: Path) -> None:
         built = load_artifact(part, threads, verify=False)
@@ -179,7 +183,7 @@ def choices_of(
     """From a graph to the function that chooses among its candidates, within seconds and a limit on
     noise. `error`: only those that add no more."""
     if target != "cpu":
-        raise TargetError(f"target {shown(target)} is unknown: this version knows cpu")
+        raise TargetError(f"target {shown(str(target))} is unknown: this version knows cpu")
     cpu = Cpu(graph, threads=threads, without=without, error=error, blocks=blocks)
     regions = stages.observe("identify", identify(graph, cpu.limits, cpu.admissible))
     candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fissile.artifact.manifest import read
+from fissile.artifact.manifest import FILE, REBUILD, read
 from fissile.compile import Stages, choices_of, implement
-from fissile.errors import shown
+from fissile.errors import ToolchainError, located, shown
 from fissile.ir.graph import Graph
 from fissile.ir.layout import Token
 from fissile.ir.text import text
@@ -146,7 +146,7 @@ def inspect_artifact(folder: Path, stages: Sequence[str]) -> Facts:
     selection = manifest.facts.get("selection") or {}
     facts: Facts = {}
     if "primitives" in stages:
-        lines = (folder / "graph.txt").read_text(encoding="utf-8").splitlines()
+        lines = _lines(folder / "graph.txt")
         facts["primitives"] = {"count": selection.get("primitives"), "lines": lines}
     if "rewrites" in stages:
         facts["rewrites"] = {"count": 0, "lines": ["this version rewrites nothing"]}
@@ -160,9 +160,10 @@ def inspect_artifact(folder: Path, stages: Sequence[str]) -> Facts:
         }
         facts["kernels"] = {"count": selection.get("candidates"), **kernels, "lines": []}
     if "plan" in stages:
-        code = (folder / "model.cpp").read_text(encoding="utf-8").splitlines()
-        steps = [line.strip()[3:] for line in code if _is_step(line)]
+        steps = [line.strip()[3:] for line in _lines(folder / "model.cpp") if _is_step(line)]
         won = selection.get("choices", [])
+        if len(won) > len(steps):
+            raise ToolchainError(f"{located(folder)}: {FILE} tells of more steps. {REBUILD}")
         facts["plan"] = {
             **manifest.memory,
             "us": selection.get("us"),
@@ -175,3 +176,11 @@ def inspect_artifact(folder: Path, stages: Sequence[str]) -> Facts:
 
 def _is_step(line: str) -> bool:
     return line.startswith("  // ") and line[5:].split(":", 1)[0].isdigit()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text"
+        raise ToolchainError(f"{located(path)}: {reason}. {REBUILD}") from None

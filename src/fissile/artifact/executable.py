@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from fissile.artifact.manifest import Manifest, Tensor
+from fissile.artifact.manifest import FILE, REBUILD, Manifest, Tensor
 from fissile.artifact.write import replacing
-from fissile.errors import InputError, ToolchainError, shown
+from fissile.errors import InputError, ToolchainError, located, shown
 from fissile.ir.types import TensorType
 
 _ALIGNMENT = 64
@@ -51,6 +51,7 @@ class Executable:
         if temporary:
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._library = _Library(folder / manifest.library, manifest.prefix)
+        self._library.check(manifest.inputs, manifest.outputs)
         self._model = self._library.create(folder / "weights.bin", threads or 0)
         weakref.finalize(self, self._library.destroy, self._model)
         self._expected_types = [(t.dtype, t.shape) for t in self.inputs]
@@ -83,7 +84,8 @@ class Executable:
         return list(times)
 
     def save(self, folder: str | Path) -> Path:
-        """Copy the artifact to `folder`. Raises ToolchainError as `write` does."""
+        """Copy the artifact to `folder`, which may not lie inside it. Raises ToolchainError as
+        `write` does."""
         target = Path(folder)
         if target.exists() and target.resolve() == self.folder.resolve():
             return target
@@ -95,6 +97,9 @@ class Executable:
         return target
 
     def _ordered(self, feeds: Mapping[str, Any]) -> list[Any]:
+        if not isinstance(feeds, Mapping):
+            given = type(feeds).__name__
+            raise InputError(f"run takes arrays by input name, not {given}. {self._expected()}")
         names = [t.name for t in self.inputs]
         for name in feeds:
             if name not in names:
@@ -150,7 +155,7 @@ def _checked(array: Any, tensor: Tensor) -> np.ndarray:
             raise InputError(
                 f"input {name}: expected an array {expected}, got {type(array).__name__}"
             )
-        array = np.from_dlpack(array)
+        array = _imported(array, tensor)
     array = np.asarray(array)
     if array.dtype != tensor.dtype:
         wanted = tensor.dtype.name
@@ -164,6 +169,17 @@ def _checked(array: Any, tensor: Tensor) -> np.ndarray:
             "Give an array of that shape, or compile the model for yours (shapes=..., --shape)."
         )
     return np.ascontiguousarray(array)
+
+
+def _imported(array: Any, tensor: Tensor) -> np.ndarray:
+    """Through DLPack: foreign code, which may fail as it likes. Raises InputError."""
+    try:
+        return np.from_dlpack(array)
+    except Exception as error:
+        raise InputError(
+            f"input {shown(tensor.name)}: expected an array {tensor.type}, but "
+            f"{type(array).__name__}.__dlpack__ failed: {type(error).__name__} {shown(str(error))}"
+        ) from error
 
 
 class _Place:
@@ -216,9 +232,20 @@ class _Library:
                 for name, kinds in _SIGNATURES.items()
             }
         except (OSError, AttributeError) as error:
-            raise ToolchainError(f"cannot load {path}: {error}. Compile the model again.") from None
+            raise ToolchainError(f"cannot load {located(path)}: {error}. {REBUILD}") from None
+        self._path = path
         self.step_count, self.threads = self._functions["step_count"], self._functions["threads"]
         self.destroy = self._functions["destroy"]
+
+    def check(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Raises ToolchainError where the library reads and writes other tensors than these."""
+        for end, tensors in (("input", inputs), ("output", outputs)):
+            count = self._functions[f"{end}_count"]()
+            found = self._functions[f"{end}s"]()[:count]
+            if list(map(_row, found)) != list(map(_expected_row, tensors)):
+                raise ToolchainError(
+                    f"{located(self._path)} has other {end}s than its {FILE} says. {REBUILD}"
+                )
 
     def create(self, weights: Path, threads: int) -> int:
         model = self._functions["create"](str(weights).encode("utf-8", "surrogateescape"), threads)
@@ -244,13 +271,39 @@ def _opened(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(link))
 
 
+class _TensorRow(ctypes.Structure):
+    """fissile_tensor of model.h."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_char_p),
+        ("rank", ctypes.c_int),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("size_bytes", ctypes.c_int64),
+    ]
+
+
+def _row(row: Any) -> tuple[Any, ...]:
+    return row.name, row.dtype, tuple(row.shape[: row.rank]), row.size_bytes
+
+
+def _expected_row(tensor: Tensor) -> tuple[Any, ...]:
+    name = tensor.name.encode("utf-8", "surrogatepass").partition(b"\0")[0]  # a C string
+    return name, tensor.type.dtype.name.encode(), tensor.shape, tensor.type.size_bytes
+
+
 _POINTER = ctypes.c_void_p
+_ROWS = ctypes.POINTER(_TensorRow)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "create": (_POINTER, ctypes.c_char_p, ctypes.c_int),
     "destroy": (None, _POINTER),
     "error": (ctypes.c_char_p,),
     "threads": (ctypes.c_int, _POINTER),
     "step_count": (ctypes.c_int,),
+    "input_count": (ctypes.c_int,),
+    "output_count": (ctypes.c_int,),
+    "inputs": (_ROWS,),
+    "outputs": (_ROWS,),
     "run": (ctypes.c_int, _POINTER, _POINTER, _POINTER),
     "profile": (ctypes.c_int, _POINTER, _POINTER, _POINTER, _POINTER),
 }

@@ -19,7 +19,7 @@ import numpy as np
 
 from fissile.artifact import manifest as manifests
 from fissile.artifact.manifest import Manifest, Tensor
-from fissile.errors import FissileError, ToolchainError
+from fissile.errors import FissileError, ToolchainError, located
 from fissile.ir.graph import Graph
 from fissile.ir.text import text
 from fissile.kernels.candidate import Packing
@@ -126,13 +126,34 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def check_target(folder: Path) -> None:
-    """Raises ToolchainError where writing to `folder` would destroy what is no artifact."""
+    """Raises ToolchainError where writing to `folder` would destroy what is no artifact, or where
+    no folder can take its place."""
+    try:
+        fault = _fault_of_target(folder)
+    except OSError as error:
+        raise disk_fault(error, folder) from None
+    if fault:
+        raise ToolchainError(f"{located(folder)} {fault}. Choose another place.")
+
+
+def _fault_of_target(folder: Path) -> str | None:
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ToolchainError(f"{folder} exists and is no folder. Choose another place.")
+        return "exists and is no folder"
     if folder.is_dir() and any(folder.iterdir()) and not manifests.is_artifact(folder):
-        raise ToolchainError(
-            f"{folder} holds something else than a compiled model. Choose another place."
-        )
+        return "holds something else than a compiled model"
+    place = folder.resolve()
+    if place.is_dir() and _is_in_use(place):
+        return "is the current folder, holds it, or is a mounted disk, and cannot be replaced"
+    if any(map(manifests.is_artifact, place.parents)):
+        return "lies inside a compiled model"
+    return None
+
+
+def _is_in_use(place: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # the current folder is gone
+        if Path.cwd().is_relative_to(place):
+            return True
+    return os.path.ismount(place)
 
 
 def _swap(part: Path, folder: Path) -> None:
@@ -154,7 +175,9 @@ def disk_fault(error: OSError, folder: Path) -> ToolchainError:
     """What a user is told about a fault of the disk."""
     if error.errno in _FULL:
         return ToolchainError(
-            f"the disk is full: {folder} was not written. Free some space or choose another place."
+            f"the disk is full: {located(folder)} was not written. "
+            "Free some space or choose another place."
         )
-    place = error.filename or folder
-    return ToolchainError(f"cannot write {folder}: {error.strerror or error} ({place})")
+    place = located(error.filename or folder)
+    reason = error.strerror or error
+    return ToolchainError(f"cannot write {located(folder)}: {reason} ({place})")

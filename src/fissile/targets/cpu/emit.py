@@ -18,6 +18,7 @@ from fissile.ir.graph import Graph, Node
 from fissile.ir.types import TensorType
 from fissile.kernels.candidate import Candidate, Kernel
 from fissile.plan.plan import Launch, Opened, Plan, Slot, Transfer
+from fissile.targets.cpu.host import MOST_THREADS
 from fissile.targets.cpu.template import HEADER, MODEL
 
 RUNTIME = Path(__file__).parent / "runtime"
@@ -194,6 +195,7 @@ def _model(
         "HEAD": _head(graph), "PREFIX": prefix, "INCLUDES": includes, "KERNELS": _space(kernels),
         "ARENA": str(plan.arena_bytes), "SCRATCH": str(_scratch(plan)),
         "WEIGHTS": str(plan.weights_bytes), "OPENED": str(plan.opened_bytes),
+        "THREADS": str(MOST_THREADS),
         "PACKS": "".join(map(_pack, plan.opened)),
         "STEPS": str(len(plan.steps)), "PARTS": "".join(text for _, text in parts),
         "CALLS": "".join(f"  {name}(m, input, output);\n" for name, _ in parts),
@@ -295,4 +297,5 @@ def literal(text: str) -> str:
 
 
 def _header(graph: Graph, prefix: str) -> str:
-    return HEADER.replace("@HEAD@", _head(graph)).replace("@PREFIX@", prefix)
+    plain = HEADER.replace("@PREFIX@", prefix).replace("@THREADS@", str(MOST_THREADS))
+    return plain.replace("@HEAD@", _head(graph))  # last: it may hold any name

@@ -3,12 +3,17 @@ threads."""
 
 from __future__ import annotations
 
+import operator
 import os
 import platform
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from fissile.errors import shown
 
 CPUINFO = Path("/proc/cpuinfo")
+MOST_THREADS = 1024  # of one model; its `create` in template.py refuses more too
 
 # compiler macro -> flag of the processor, as the kernel names it
 ISA = {
@@ -50,10 +55,27 @@ def cpu_flags() -> frozenset[str] | None:
 
 
 def usable_threads() -> int:
-    """Processors that this process may run on."""
+    """Processors that this process may run on, as many as a model may use."""
     if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+        return min(max(1, len(os.sched_getaffinity(0))), MOST_THREADS)
+    return min(os.cpu_count() or 1, MOST_THREADS)
+
+
+def checked_threads(threads: Any) -> int | None:
+    """A number of threads that a user gave; None stands for one per processor. Raises TypeError
+    where it is no whole number, ValueError where it is out of range."""
+    if threads is None:
+        return None
+    wanted = f"threads is a whole number from 1 to {MOST_THREADS}, or None for one per processor"
+    try:
+        count = operator.index(threads)
+    except TypeError:
+        count = None
+    if count is None or isinstance(threads, bool):
+        raise TypeError(f"{wanted}, not {shown(repr(threads))}")
+    if not 1 <= count <= MOST_THREADS:
+        raise ValueError(f"{wanted}, not {count}")
+    return count
 
 
 def missing_flags(needed: list[str] | tuple[str, ...]) -> list[str]:

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fissile.errors import ToolchainError
+from fissile.errors import ToolchainError, shown
 
 _SYSTEM = ("/usr/local/lib", "/usr/local/lib64", "/usr/lib64", "/usr/lib")
 _OPENS = "import ctypes, sys; getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])"
@@ -135,5 +135,5 @@ def opened(rows: Sequence[Mapping[str, Any]]) -> list[ctypes.CDLL]:
     ToolchainError that names the package."""
     for row in rows:
         if row.get("name") not in LIBRARIES:
-            raise ToolchainError(f"this version knows no library {row.get('name')!r}")
+            raise ToolchainError(f"this version knows no library {shown(str(row.get('name')))}")
     return [ctypes.CDLL(str(_here(str(row["name"])).path)) for row in rows]

@@ -24,8 +24,8 @@ typedef struct fissile_tensor {
 
 typedef struct @PREFIX@ @PREFIX@;
 
-/* Maps the weights file, which must stay as it is, and starts threads (0: one per processor).
-   NULL on failure. */
+/* Maps the weights file, which must stay as it is, and starts threads (0: one per processor;
+   at most @THREADS@). NULL on failure. */
 @PREFIX@* @PREFIX@_create(const char* weights_path, int threads);
 /* Why the last call of this thread failed; never NULL. */
 const char* @PREFIX@_error(void);
@@ -86,6 +86,7 @@ namespace {
 typedef void (*kernel_fn)(void** p, char* scratch, long begin, long end);
 constexpr size_t arena_bytes = @ARENA@, scratch_bytes = @SCRATCH@, weights_bytes = @WEIGHTS@;
 constexpr size_t opened_bytes = @OPENED@;
+constexpr int most_threads = @THREADS@;
 thread_local char message[512] = "";
 
 double now_us() {
@@ -167,9 +168,14 @@ void pack(@PREFIX@* m) {
 #define API extern "C" __attribute__((visibility("default")))
 
 API @PREFIX@* @PREFIX@_create(const char* weights_path, int threads) {
+  if (threads < 0 || threads > most_threads) {
+    snprintf(message, sizeof message, "%d threads: not between 0 and %d", threads, most_threads);
+    return nullptr;
+  }
   const char* weights = map_weights(weights_path);
   if (!weights) return nullptr;
-  if (threads <= 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  if (threads == 0) threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  if (threads > most_threads) threads = most_threads;
   fissile::pool* pool = fissile::pool_create(threads);
   int got = fissile::pool_threads(pool);
   @PREFIX@* m = new @PREFIX@{pool, nullptr, nullptr, weights, nullptr, nullptr};
