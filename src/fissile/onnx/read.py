@@ -18,6 +18,7 @@ from fissile.errors import ModelError, shown
 from fissile.ir.types import BY_ONNX
 
 _PER_BYTE = {"u4": 2, "i4": 2, "f4e2m1": 2, "u2": 4, "i2": 4}  # packed elements
+_PATH = 300  # characters of a path in a message
 _REMEDY = "export it again with the ONNX exporter of your framework"
 
 
@@ -117,11 +118,11 @@ def read(source: str | Path | bytes | ModelProto) -> tuple[ModelProto, Tensors]:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise ModelError(f"there is no file {shown(str(path))}") from None
+        raise ModelError(f"there is no file {shown(str(path), _PATH)}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ModelError(f"the file {shown(str(path))} cannot be read: {reason}") from error
-    return _parse(data, f"the file {shown(str(path))}"), Tensors(path.parent)
+        raise ModelError(f"the file {shown(str(path), _PATH)} cannot be read: {reason}") from error
+    return _parse(data, f"the file {shown(str(path), _PATH)}"), Tensors(path.parent)
 
 
 def _parse(data: bytes, what: str) -> ModelProto:
