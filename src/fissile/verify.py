@@ -27,6 +27,7 @@ from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, Value
 from fissile.targets.cpu.host import usable_threads
 
+SPREAD = 1.0  # of the logarithms of the factors of an uneven sample
 POLICY = {"exact": (2.0, 2e-5), "default": (8.0, 2e-5), "fast": (8.0, 1e-3)}
 
 
@@ -71,7 +72,8 @@ class Report:
 
 
 def samples(graph: Graph, seed: int = 0) -> list[list[np.ndarray]]:
-    """Inputs to check with: random, large, all equal, zero."""
+    """Inputs to check with: random, large, all equal, zero; and, where an input is real, random
+    ones whose magnitude differs by row, column and channel."""
     rng = np.random.default_rng(seed)
     kinds: list[Callable[[tuple[int, ...]], np.ndarray]] = [
         lambda s: rng.standard_normal(s),
@@ -79,7 +81,19 @@ def samples(graph: Graph, seed: int = 0) -> list[list[np.ndarray]]:
         lambda s: np.full(s, 0.5),
         lambda s: np.zeros(s),
     ]
+    if any(v.type.dtype.is_float and v.shape for v in graph.inputs):
+        kinds.append(lambda s: _uneven(s, rng))
     return [[_sample(graph, v, make, rng) for v in graph.inputs] for make in kinds]
+
+
+def _uneven(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Normal numbers times a factor for each index of each axis. Of a thousand factors, the largest
+    is about 25."""
+    x = rng.standard_normal(shape)
+    for axis, extent in enumerate(shape):
+        factors = rng.lognormal(0.0, SPREAD, extent)
+        x *= factors.reshape([extent if a == axis else 1 for a in range(len(shape))])
+    return x
 
 
 def _sample(

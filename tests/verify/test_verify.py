@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from fissile import verify
 from fissile.ir import blas
 from fissile.ir import prims as p
 from fissile.ir.evaluate import evaluate
@@ -227,3 +228,35 @@ def test_numpy_takes_one_thread_only_inside():
         assert get() == most
     finally:
         put(before)
+
+
+def test_a_sample_is_uneven_where_inputs_are_real() -> None:
+    """In rows and in channels, the same each time; integers alone need none."""
+    x, ids = placeholder(of([200, 300])), placeholder(of([7], I64))
+    g = Graph((x, ids), (p.exp(x), ids + 1), ("x", "i"), ("y", "z"))
+    first, again = samples(g), samples(g)
+    assert len(first) == 5
+    for a, b in zip(first, again, strict=True):
+        assert all(np.array_equal(u, v) for u, v in zip(a, b, strict=True))
+    for axis in (0, 1):
+        norms = np.linalg.norm(first[4][0].astype("f8"), axis=axis)
+        assert norms.max() / np.median(norms) > 5 and np.median(norms) / norms.min() > 5
+    assert np.isfinite(first[4][0]).all()
+    assert len(samples(Graph((ids,), (ids + 1,), ("i",), ("z",)))) == 4
+
+
+def test_rows_that_disturb_each_other_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of 1e-6 of the larger of two rows, before rows are normalised."""
+    x = placeholder(of([200, 64]))
+    g = Graph((x,), (x / p.reduce_max(p.abs_(x), 1),), ("x",), ("y",))
+
+    def run(inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        a = inputs[0].astype(np.float64)
+        a = a + 1e-6 * np.roll(a, 100, 0)
+        most = np.abs(a).max(1, keepdims=True)
+        return [np.divide(a, most, where=most > 0, out=np.full_like(a, np.nan)).astype("f4")]
+
+    with pytest.raises(WrongAnswer):
+        check(g, run, None)
+    monkeypatch.setattr(verify, "samples", lambda graph: samples(graph)[:4])
+    check(g, run, None)
