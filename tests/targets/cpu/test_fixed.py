@@ -23,11 +23,11 @@ from fissile.ir import prims as p
 from fissile.ir.graph import Graph, Value, placeholder
 from fissile.ir.layout import Layout, channels_last
 from fissile.ir.types import of
-from fissile.kernels.candidate import Candidate, Kernel, No
+from fissile.kernels.candidate import Candidate, Kernel, No, Packing
 from fissile.targets.cpu.impls import fixed
 from fissile.targets.cpu.impls.fixed import blocks_of
 from fissile.targets.cpu.machine import Machine, this_machine
-from fissile.targets.cpu.packing import PACKERS
+from fissile.targets.cpu.packing import PACKERS, pack
 from fissile.targets.cpu.target import Cpu
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -176,6 +176,26 @@ def test_small_ones_are_refused(monkeypatch, limit: str, k: int, n: int) -> None
     x, w = placeholder(of([64, k])), p.constant(noise(k, n))
     refusal = fixed.lower(candidate_of([p.contract(x, w, "mk,kn->mn")]), MACHINE)
     assert isinstance(refusal, No) and "few" in refusal.reason
+
+
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan])
+def test_weights_that_are_not_finite_are_refused(odd: float) -> None:
+    x, w = placeholder(of([64, 128])), noise(128, 128)
+    w[3, 5] = odd
+    y = p.contract(x, p.constant(w), "mk,kn->mn")
+    refusal = fixed.lower(candidate_of([y]), MACHINE)
+    assert isinstance(refusal, No) and "infinite" in refusal.reason
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("packing", [
+    Packing("fixed_panels", ((0,), (1,), 16, 32)),
+    Packing("strassen_panels", ((0,), (1,), 16)),
+])  # fmt: skip
+def test_packing_is_silent_about_them(packing: Packing) -> None:
+    w = noise(128, 64)
+    w[3, 5], w[70, 40], w[90, 5] = np.inf, -np.inf, 3e38
+    assert not np.isfinite(pack(w, packing)).all()
 
 
 @pytest.mark.parametrize(

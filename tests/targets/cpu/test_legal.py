@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fissile.ir import prims as p
@@ -11,7 +13,9 @@ from fissile.ir.graph import Graph, Value, placeholder
 from fissile.ir.types import I64, of
 from fissile.kernels.candidate import Candidate
 from fissile.kernels.identify import Limits, identify
+from fissile.targets.cpu.machine import this_machine
 from fissile.targets.cpu.target import Cpu
+from fissile.verify import POLICY, most_error
 
 
 def padded_concat() -> list[Value]:
@@ -68,6 +72,34 @@ def test_what_is_legal_has_a_kernel_and_nothing_else(build: Callable[[], list[Va
     assert tried
     for candidate in tried:
         assert ask(candidate) == bool(cpu.kernel(candidate)), (candidate, cpu.kernel(candidate))
+
+
+def product() -> Value:
+    w = np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32)
+    return p.contract(placeholder(of([1024, 512])), p.constant(w), "mk,kn->mn")
+
+
+def convolution() -> Value:
+    w = np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype(np.float32)
+    return p.conv(placeholder(of([1, 64, 30, 30])), p.constant(w), (1, 1), (1, 1), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "accuracies"),
+    [("strassen", product, {"default", "fast"}), ("winograd", convolution, {"default", "fast"}),
+     ("fixed", product, {"fast"})],
+)  # fmt: skip
+def test_exact_offers_nothing_that_mixes_magnitudes(
+    name: str, build: Callable[[], Value], accuracies: set[str]
+) -> None:
+    y = build()
+    graph = Graph(tuple(_inputs([y])), (y,), ("x",), ("y",))
+    machine = replace(this_machine(), pairs=True)
+    for accuracy in POLICY:
+        cpu = Cpu(graph, machine, error=most_error(accuracy))
+        regions = identify(graph, Limits(), cpu.admissible)
+        offered = {c.impl for region in regions for c in cpu.implementations(region)}
+        assert offered and (name in offered) == (accuracy in accuracies), (accuracy, offered)
 
 
 def _inputs(outputs: list[Value]) -> list[Value]:

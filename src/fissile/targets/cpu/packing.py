@@ -19,10 +19,12 @@ def packer(fn: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 
 def pack(array: np.ndarray, packing: Packing | None) -> np.ndarray:
-    """The flat array that a kernel reads; row-major where there is no packing."""
+    """The flat array that a kernel reads; row-major where there is no packing. What is not finite
+    in `array`, or not when transformed, stays so, without a warning."""
     if packing is None:
         return np.ascontiguousarray(array).reshape(-1)
-    return PACKERS[packing.packer](array, *packing.args)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return PACKERS[packing.packer](array, *packing.args)
 
 
 @packer

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from fissile.cost.model import flops
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.kernels.region import Region
@@ -80,6 +82,8 @@ class _Fixed:
         self.M, self.N, self.K = p.size(p.m), p.size(p.n), p.size(p.k)
         if self.K < LEAST_TERMS or self.N < LEAST_COLUMNS:
             raise Illegal("too few multiplications for each number that is rounded")
+        if not np.isfinite(p.right.value.array).all():
+            raise Illegal("weights are NaN or infinite: fixed point does not hold them")
         self.blocks, self.pairs = blocks_of(self.K)
         room = 2 * self.blocks * self.pairs
         self.room = -(-room // machine.vl) * machine.vl  # of a row, in numbers
