@@ -3,6 +3,7 @@ foretold."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 
@@ -191,13 +192,38 @@ def test_roofline():
     assert math.isclose(SAMPLE.bound_us(0, 2_000_000), 100.5)
 
 
+WRONG = [
+    *(("peak_gflops", x) for x in ("abc", None, 0, -1.0, math.nan, math.inf, 10**400, True, [1.0])),
+    *(("launch_us", x) for x in ("abc", None, -1.0, math.nan, math.inf)),
+    *(("l2_bytes", x) for x in ("abc", None, 0, -1, 1.5, math.nan, 10**400)),
+    ("threads", 2),
+    *(
+        ("rates", x)
+        for x in (
+            [], None, 5, "abc", {}, [1], [{}],
+            [{"working_set_bytes": None, "gb_per_s": 1.0}],
+            [{"working_set_bytes": 0, "gb_per_s": 1.0}],
+            [{"working_set_bytes": 1024, "gb_per_s": 0}],
+            [{"working_set_bytes": 1024, "gb_per_s": "fast"}],
+            [{"working_set_bytes": 1024, "gb_per_s": math.nan}],
+        )
+    ),
+]  # fmt: skip
+
+
 def test_damaged_calibration_is_made_again(monkeypatch, tmp_path):
     monkeypatch.setenv("FISSILE_HOME", str(tmp_path))
     assert calibration("w", 1, lambda: SAMPLE) == SAMPLE
     (path,) = (tmp_path / "calibration").iterdir()
-    for text in ("", "{}", "[]", '{"rates": []}', path.read_text().replace('"w"', '"v"')):
+    whole = path.read_text()
+    texts = ["", "{}", "[]", '{"rates": []}', "[" * 99999, whole.replace('"w"', '"v"')]
+    texts += [json.dumps(json.loads(whole) | {key: value}) for key, value in WRONG]
+    measured = []
+    for text in texts:
         path.write_text(text)
-        assert calibration("w", 1, lambda: SAMPLE) == SAMPLE
+        assert calibration("w", 1, lambda: measured.append(1) or SAMPLE) == SAMPLE
+        assert len(measured) == 1, text
+        measured.clear()
     assert calibration("w", 1, lambda: pytest.fail("kept")) == SAMPLE
 
 
