@@ -2,9 +2,9 @@
 
 A row is keyed by all that a time depends on: the kernel's key (region structure, layouts,
 parameters), the implementation's version, processor, compiler and flags (together `where`), and the
-threads. Invariant: no fault of the file ever stops a compilation. A file that SQLite cannot read, or
-whose tables are others, is moved aside with one warning. A full or read-only disk makes the store
-forget, and so does a file of another schema, which belongs to another version and stays as it is.
+threads. Invariant: no fault of the file ever stops a compilation. A file that SQLite cannot read,
+or whose tables are others, is moved aside with one warning. A full or read-only disk makes the
+store forget, and so does a file of another schema, which is another version's and stays as it is.
 """
 
 from __future__ import annotations
