@@ -375,11 +375,11 @@ def _internal(error: Exception) -> str:
         return "out of memory: the model at these shapes needs more than this machine has"
     if isinstance(error, OSError) and error.filename:
         return f"{located(error.filename)}: {error.strerror}"
-    path = home() / "logs" / f"fault-{os.getpid()}.log"
     try:
+        path = home() / "logs" / f"fault-{os.getpid()}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(traceback.format_exc())
-    except OSError:
+    except (OSError, FissileError):
         return f"internal fault, please report it: {type(error).__name__}: {error}"
     return f"internal fault, please report it with {path}: {type(error).__name__}: {error}"
 

@@ -8,9 +8,11 @@ stage, counts what came out, and drives the progress display.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -119,7 +121,6 @@ def compile(
         graph, target, threads, seconds, store, toolchain, stages,
         without=without, error=most_error(accuracy), blocks=blocks,
     )  # fmt: skip
-    where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="fissile-"))
 
     def right(part: Path) -> None:
         built = load_artifact(part, threads, verify=False)
@@ -129,20 +130,35 @@ def compile(
 
     facts = {"threads": threads, "accuracy": accuracy}
     selection = stages.observe("tune", choose(seconds, None))
-    for attempt in count(1):
-        try:
-            make(where, graph, cpu, selection, toolchain, facts, stages, right)
-            break
-        except WrongAnswer as wrong:
-            noise = allowance(graph, selection.chosen, wrong, attempt)
-            if noise is None:
-                raise
-            selection = stages.observe("tune", choose(RETUNE * seconds, noise))
-    executable = load_artifact(
-        where, threads, verify=False, selection=selection, temporary=folder is None
-    )
+    with _place(folder) as where:
+        for attempt in count(1):
+            try:
+                make(where, graph, cpu, selection, toolchain, facts, stages, right)
+                break
+            except WrongAnswer as wrong:
+                noise = allowance(graph, selection.chosen, wrong, attempt)
+                if noise is None:
+                    raise
+                selection = stages.observe("tune", choose(RETUNE * seconds, noise))
+        executable = load_artifact(
+            where, threads, verify=False, selection=selection, temporary=folder is None
+        )
     executable.stages = stages
     return executable
+
+
+@contextmanager
+def _place(folder: str | Path | None) -> Iterator[Path]:
+    """Where the artifact goes. A temporary folder goes away again where the body fails."""
+    if folder is not None:
+        yield Path(folder)
+        return
+    where = Path(tempfile.mkdtemp(prefix="fissile-"))
+    try:
+        yield where
+    except BaseException:
+        shutil.rmtree(where, ignore_errors=True)
+        raise
 
 
 def make(

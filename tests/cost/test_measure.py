@@ -3,8 +3,10 @@ foretold."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
+import warnings
 
 import pytest
 
@@ -13,6 +15,7 @@ from fissile.cost.measure import measure
 from fissile.cost.store import Place, Store, Timing
 from fissile.errors import ToolchainError
 from fissile.kernels.candidate import Kernel, Packing, Param
+from fissile.targets.cpu import harness
 from fissile.targets.cpu.calibrate import calibrate
 from fissile.targets.cpu.harness import CpuBench
 from fissile.targets.cpu.toolchain import find
@@ -152,6 +155,75 @@ def test_faults_cost_only_themselves(bench):
     assert times["crash"].us is None and "crashes" in times["crash"].fault
 
 
+def interrupted(monkeypatch, folder, times, how):
+    """The timing program, but the first `times` times the shell does `how` instead; the file that
+    counts a line for every start."""
+    count, real = folder / "count", harness.build_runner
+
+    def build(toolchain):
+        script = folder / "runner"
+        script.write_text(
+            f"#!/bin/sh\necho >> {count}\n[ $(wc -l < {count}) -gt {times} ] || {{ {how}; }}\n"
+            f'exec {real(toolchain)} "$@"\n'
+        )
+        script.chmod(0o755)
+        return script
+
+    monkeypatch.setattr(harness, "build_runner", build)
+    return count
+
+
+GOOD = [(f"good{i}", kernel(f"good{i}")) for i in range(3)]
+STARTED = "echo start good1"
+STOPS = ["kill -9 $$", "kill -15 $$", f"{STARTED}; kill -9 $$", "exit 3"]
+
+
+@pytest.mark.parametrize("how", [*STOPS, f"{STARTED}; exec sleep 99", "exec sleep 99"])
+def test_a_program_stopped_from_outside_runs_once_more(bench, monkeypatch, tmp_path, how):
+    monkeypatch.setattr(harness, "_LIMIT_S", 1.0 if "sleep" in how else 60.0)
+    interrupted(monkeypatch, tmp_path, 1, how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        times = bench.time(GOOD)
+    assert set(times) == {key for key, _ in GOOD} and all(t.us for t in times.values())
+
+
+@pytest.mark.parametrize("how", [*STOPS, "exec sleep 99"])
+def test_always_stopped_from_outside_is_no_fault_of_a_kernel(bench, monkeypatch, tmp_path, how):
+    """Twice, then the kernels stay without a time; other processes ask anew."""
+    monkeypatch.setattr(harness, "_LIMIT_S", 0.5 if "sleep" in how else 60.0)
+    count = interrupted(monkeypatch, tmp_path, 99, how)
+    alone = CpuBench(bench.toolchain, jobs=1)
+    store = Store(tmp_path / "s", alone.place)
+    with pytest.warns(UserWarning, match="twice: kernels stay without") as caught:
+        times = measure(GOOD, alone, store)
+    assert len(caught) == 1 and count.read_text() == "\n\n"
+    assert times == {key: Timing(None) for key, _ in GOOD}
+    assert measure(GOOD, Fake(killed_after=0), store) == times  # not again in this process
+    assert Store(tmp_path / "s", alone.place).get(times) == {}
+
+
+def test_a_kernel_without_an_end_costs_itself_and_this_process_only(bench, monkeypatch, tmp_path):
+    monkeypatch.setattr(harness, "_LIMIT_S", 3.0)
+    endless = ("endless", kernel("endless", "for (volatile int i = 0;;) i = 0;"))
+    alone = CpuBench(bench.toolchain, jobs=1)
+    store = Store(tmp_path / "s", alone.place)
+    times = measure([GOOD[0], endless, GOOD[1]], alone, store)
+    assert times["good0"].us and times["good1"].us
+    assert times["endless"].us is None and "more than 3 s" in times["endless"].fault
+    assert set(Store(tmp_path / "s", alone.place).get(times)) == {"good0", "good1"}
+
+
+@pytest.mark.parametrize("name", ["SEGV", "ILL", "FPE", "BUS", "ABRT"])
+def test_a_crash_is_a_fault_and_kept(bench, monkeypatch, tmp_path, name):
+    """The kernel that was last started."""
+    interrupted(monkeypatch, tmp_path, 1, f"{STARTED}; kill -{name} $$")
+    alone = CpuBench(bench.toolchain, jobs=1)
+    times = measure(GOOD, alone, Store(tmp_path / "s", alone.place))
+    assert times["good0"].us and times["good2"].us and "crashes" in times["good1"].fault
+    assert Store(tmp_path / "s", alone.place).get(times) == times
+
+
 def test_all_threads(bench):
     body = "for (long i = begin * 1000; i < end * 1000; i++) y[i] = x[i];"
     both = CpuBench(bench.toolchain, threads=2)
@@ -191,13 +263,38 @@ def test_roofline():
     assert math.isclose(SAMPLE.bound_us(0, 2_000_000), 100.5)
 
 
+WRONG = [
+    *(("peak_gflops", x) for x in ("abc", None, 0, -1.0, math.nan, math.inf, 10**400, True, [1.0])),
+    *(("launch_us", x) for x in ("abc", None, -1.0, math.nan, math.inf)),
+    *(("l2_bytes", x) for x in ("abc", None, 0, -1, 1.5, math.nan, 10**400)),
+    ("threads", 2),
+    *(
+        ("rates", x)
+        for x in (
+            [], None, 5, "abc", {}, [1], [{}],
+            [{"working_set_bytes": None, "gb_per_s": 1.0}],
+            [{"working_set_bytes": 0, "gb_per_s": 1.0}],
+            [{"working_set_bytes": 1024, "gb_per_s": 0}],
+            [{"working_set_bytes": 1024, "gb_per_s": "fast"}],
+            [{"working_set_bytes": 1024, "gb_per_s": math.nan}],
+        )
+    ),
+]  # fmt: skip
+
+
 def test_damaged_calibration_is_made_again(monkeypatch, tmp_path):
     monkeypatch.setenv("FISSILE_HOME", str(tmp_path))
     assert calibration("w", 1, lambda: SAMPLE) == SAMPLE
     (path,) = (tmp_path / "calibration").iterdir()
-    for text in ("", "{}", "[]", '{"rates": []}', path.read_text().replace('"w"', '"v"')):
+    whole = path.read_text()
+    texts = ["", "{}", "[]", '{"rates": []}', "[" * 99999, whole.replace('"w"', '"v"')]
+    texts += [json.dumps(json.loads(whole) | {key: value}) for key, value in WRONG]
+    measured = []
+    for text in texts:
         path.write_text(text)
-        assert calibration("w", 1, lambda: SAMPLE) == SAMPLE
+        assert calibration("w", 1, lambda: measured.append(1) or SAMPLE) == SAMPLE
+        assert len(measured) == 1, text
+        measured.clear()
     assert calibration("w", 1, lambda: pytest.fail("kept")) == SAMPLE
 
 

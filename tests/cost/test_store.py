@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 from fissile.cost.store import Place, Store, Timing, home
+from fissile.errors import FissileError
 
 HERE = Place("cpu | compiler | flags", 1, "1")
 
@@ -89,28 +90,136 @@ def test_damaged_file_is_moved_aside_with_one_warning(tmp_path, damage):
     assert store(path).get(["a"])["a"].us == 1.0
 
 
-def test_torn_pages_inside_a_good_file(tmp_path):
+MANY = {f"k{i}" * 30: Timing(float(i)) for i in range(2000)}
+
+
+def torn(path):
+    """Random bytes over the pages in the middle; the header is whole."""
+    data = bytearray(path.read_bytes())
+    data[3 * 4096 : -3 * 4096] = b"\xa5\x5a\xff" * ((len(data) - 6 * 4096) // 3)
+    path.write_bytes(data)
+
+
+def other_columns(path):
+    with sqlite3.connect(path) as db:
+        db.execute("drop table time")
+        db.execute("create table time (a)")
+
+
+def other_claims(path):
+    with sqlite3.connect(path) as db:
+        db.execute("drop table claim")
+        db.execute("create table claim (a, b, c, d, e not null)")
+
+
+def schema_of_rubbish(path):
+    with sqlite3.connect(path) as db:
+        db.execute("pragma writable_schema = on")
+        db.execute("update sqlite_schema set sql = 'create rubbish'")
+
+
+def use(path):
+    """(what is kept, what was claimed, warnings) of a process that does everything."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        s = store(path)
+        s.get(MANY)
+        s.put({"new": Timing(2.0), **MANY})
+        claimed = s.claim(["a", "b"], 1)
+        return store(path).get(["new"]), claimed, [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("damage", [torn, other_columns, other_claims, schema_of_rubbish])
+def test_a_file_damaged_inside_is_healed_by_the_first_process(tmp_path, damage):
     path = tmp_path / "s"
-    store(path).put({f"k{i}": Timing(1.0) for i in range(2000)})
+    store(path).put(MANY)
     with sqlite3.connect(path) as db:
         db.execute("pragma wal_checkpoint(truncate)")
-    data = bytearray(path.read_bytes())
-    data[4096 : len(data) // 2] = b"\xff" * (len(data) // 2 - 4096)
-    path.write_bytes(data)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        s = store(path)
-        s.get([f"k{i}" for i in range(2000)])  # no exception
-        s.put({"new": Timing(2.0)})
-        assert s.get(["new"])["new"].us == 2.0
+    damage(path)
+    kept, claimed, said = use(path)
+    assert kept == {"new": Timing(2.0)} or damage is other_claims  # found after the times were kept
+    assert claimed == ["a"]
+    assert len(said) == 1 and "is damaged" in said[0]
+    assert len(list(tmp_path.glob("s.damaged-*"))) == 1
+    kept, claimed, said = use(path)
+    assert (kept, claimed, said) == ({"new": Timing(2.0)}, ["a"], [])
 
 
-def test_another_schema_is_moved_aside(tmp_path):
+def test_processes_that_find_the_same_damage_move_one_file(tmp_path):
+    """None throws away what another has written meanwhile."""
+    path = tmp_path / "s"
+    store(path).put(MANY)
+    other_columns(path)
+    workers = [
+        subprocess.Popen([sys.executable, "-W", "ignore", "-c", WRITER, path, f"w{i}"])
+        for i in range(4)
+    ]
+    assert [w.wait() for w in workers] == [0] * 4
+    assert len(list(tmp_path.glob("s.damaged-*"))) == 1
+    keys = [f"w{i}.{k}" for i in range(4) for k in range(25)]
+    assert len(store(path).get(keys)) == 100
+
+
+def test_a_full_disk_is_no_damage(tmp_path):
+    """SQLite's own limit on pages, as a full disk: the file stays where it is."""
+    path = tmp_path / "s"
+    store(path).put({"a": Timing(1.0)})
+    s = store(path)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def small(*rest, **more):
+            db = connect(*rest, **more)
+            db.execute("pragma max_page_count = 1")
+            return db
+
+        connect = sqlite3.connect
+        patch.setattr("fissile.cost.store.sqlite3.connect", small)
+        with pytest.warns(UserWarning, match="not kept.*full"):
+            s.put(MANY)
+    assert s.get(["k1" * 30]) == {"k1" * 30: Timing(1.0)}
+    assert store(path).get(["a"]) == {"a": Timing(1.0)}
+    assert not list(tmp_path.glob("s.damaged-*"))
+
+
+def test_rows_that_say_nothing_are_passed_over(tmp_path):
+    path = tmp_path / "s"
+    store(path).put({key: Timing(1.0) for key in "abcdef"})
+    with sqlite3.connect(path) as db:
+        db.execute("update time set us = 'abc' where kernel = 'a'")
+        db.execute("update time set us = null where kernel = 'b'")
+        db.execute("update time set us = -1.0 where kernel = 'c'")
+        db.execute("update time set us = 9e999 where kernel = 'd'")
+        db.execute("update time set spread = null where kernel = 'e'")
+    assert store(path).get("abcdef") == {"f": Timing(1.0)}
+
+
+def test_what_lasts_no_longer_than_the_process_is_not_written(tmp_path):
+    s = store(tmp_path / "s")
+    passing = {"a": Timing(None), "b": Timing(None, fault="does not end", lasts=False)}
+    s.put({**passing, "c": Timing(None, fault="crashes")})
+    assert s.get("abc") == {**passing, "c": Timing(None, fault="crashes")}
+    assert store(tmp_path / "s").get("abc") == {"c": Timing(None, fault="crashes")}
+
+
+def test_another_schema_is_another_versions_and_stays(tmp_path):
+    """Two versions that share a folder keep their times."""
     path = tmp_path / "s"
     with sqlite3.connect(path) as db:
         db.execute("pragma user_version = 77")
-    with pytest.warns(UserWarning, match="schema 77"):
-        assert store(path).get(["a"]) == {}
+        db.execute("create table newer (a)")
+        db.execute("insert into newer values (5)")
+    before = path.read_bytes()
+    for _ in range(2):
+        s = store(path)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert s.get(["a"]) == {}
+            s.put({"a": Timing(1.0)})
+            assert s.claim(["b"], 1) == ["b"]
+            assert s.get(["a"]) == {"a": Timing(1.0)}
+        assert len(caught) == 1 and "schema 77" in str(caught[0].message)
+        assert path.read_bytes() == before
+    assert not list(tmp_path.glob("s.damaged-*"))
 
 
 def test_unwritable_place_forgets_with_one_warning(tmp_path):
@@ -129,6 +238,12 @@ def test_home(monkeypatch, tmp_path):
     monkeypatch.delenv("FISSILE_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert home() == tmp_path / "fissile"
+
+
+def test_home_of_nobody(monkeypatch):
+    monkeypatch.setenv("FISSILE_HOME", "~nobody-of-this-name/x")
+    with pytest.raises(FissileError, match="'~nobody-of-this-name/x': that user has no home"):
+        home()
 
 
 def test_two_processes_measure_different_kernels(tmp_path):

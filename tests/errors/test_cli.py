@@ -112,6 +112,14 @@ def fails(words, capfd, *parts):
     assert all(p in captured.err for p in parts), captured.err
 
 
+def test_home_of_nobody(tiny, tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("FISSILE_HOME", "~nobody-of-this-name/x")
+    fails(["compile", tiny, "-o", tmp_path / "m"], capfd, "FISSILE_HOME", "Set FISSILE_HOME")
+    fails(["doctor"], capfd, "FISSILE_HOME", "Set FISSILE_HOME")
+    monkeypatch.setattr(cli, "_dispatch", lambda tokens: 1 // 0)
+    fails(["compile"], capfd, "internal fault", "ZeroDivisionError")  # there is no place for it
+
+
 @pytest.mark.parametrize("command", ["compile", "run", "bench", "inspect", "fission"])
 def test_missing_and_broken_models(command, tmp_path, capfd):
     more = ["-o", tmp_path / "p.onnx"] if command == "fission" else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import fissile
 from fissile import compile as module_or_function
 from fissile.cli import _write_npz
 from fissile.errors import ToolchainError
+from fissile.targets.cpu import harness
 from fissile.verify import WrongAnswer
 
 MODEL = model_of([helper.make_node("Relu", ["x"], ["y"])], {"x": [4]}, ["y"])
@@ -46,6 +49,38 @@ def test_a_refused_model_leaves_the_older_artifact(
         1,
         2,
     ]
+
+
+@pytest.mark.parametrize("stage", ["check", "emit", "build", "tune", "load_artifact"])
+def test_a_failed_compilation_leaves_no_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Whatever fails, and an interrupt too."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setitem(module_or_function.__globals__, stage, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        fissile.compile(MODEL, tune=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_timing_program_does_not_stop_the_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every time: the plan is the cost model's, and nothing is kept about the kernels."""
+    killed = tmp_path / "runner"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(harness, "build_runner", lambda toolchain: killed)
+    store = tmp_path / "times.sqlite"
+    with pytest.warns(UserWarning, match=r"killed \(signal 9\), twice"):
+        model = fissile.compile(MODEL, tune=5, threads=1, store=store)
+    assert model(np.array([-1, 0, 1, 2], np.float32)).tolist() == [0, 0, 1, 2]
+    with sqlite3.connect(store) as db:
+        assert db.execute("select count(*) from time").fetchone() == (0,)
 
 
 def test_an_older_result_is_lost_only_to_a_whole_new_one(tmp_path: Path) -> None:

@@ -80,12 +80,26 @@ def test_ziglang_is_the_last_resort(monkeypatch):
             "CXX is '/nowhere/c[+][+] -pipe', which does not start: No such file",
         ),
         ("false", "CXX is 'false', which is no C[+][+] compiler"),
+        ("'", """CXX is "'", which is no command: No closing quotation"""),
+        ("c++ 'a", """CXX is "c[+][+] 'a", which is no command"""),
+        ("''", "CXX is .* does not start"),
     ],
 )
 def test_wrong_cxx_is_an_error_and_not_passed_over(monkeypatch, cxx, message):
     monkeypatch.setenv("CXX", cxx)
     with pytest.raises(ToolchainError, match=message):
         find()
+
+
+def test_a_program_that_compiles_nothing(monkeypatch, tmp_path):
+    """It answers to --version, as /bin/true does, but is none."""
+    (tmp_path / "a.cpp").write_text("int a;")
+    (tmp_path / "true").write_text("#!/bin/sh\necho true 9.1\n")
+    (tmp_path / "true").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "true"))
+    with pytest.raises(ToolchainError, match=r"/true is no C\+\+ compiler: .* or set CXX") as error:
+        find().compile([tmp_path / "a.cpp"], tmp_path / "a.so")
+    assert not isinstance(error.value, CompileError) and "status" not in str(error.value)
 
 
 def test_compiler_failure_shows_the_first_error_and_the_log(tmp_path):

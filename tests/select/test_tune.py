@@ -63,8 +63,11 @@ class Oracle:
 
     round_size = 20
 
-    def __init__(self, net: Network, killed_after: int | None = None, faulty=lambda key: False):
-        self.net, self.killed_after, self.faulty = net, killed_after, faulty
+    def __init__(
+        self, net: Network, killed_after: int | None = None, faulty=lambda key: False,
+        stopped=lambda key: False,
+    ):  # fmt: skip
+        self.net, self.killed_after, self.faulty, self.stopped = net, killed_after, faulty, stopped
         self.rounds: list[list[str]] = []
         self.limits: dict[str, float] = {}
 
@@ -74,7 +77,9 @@ class Oracle:
         self.rounds.append([key for key, _ in kernels])
         self.limits.update(limits)
         return {
-            key: Timing(None, fault="no") if self.faulty(key) else Timing(self.net.us[key])
+            key: Timing(None, fault="no" if self.faulty(key) else "")
+            if self.faulty(key) or self.stopped(key)
+            else Timing(self.net.us[key])
             for key, _ in kernels
         }
 
@@ -101,6 +106,27 @@ def test_no_kernel_is_measured_twice(tuned):
     selection, bench = tuned
     keys = [key for r in bench.rounds for key in r]
     assert len(keys) == len(set(keys)) == selection.measured
+
+
+@pytest.mark.parametrize("some", ["0123", "0123456789abcdef"])
+def test_kernels_that_the_machine_did_not_time_stay_candidates(net, some):
+    """Of a quarter of them, and of all: tuning ends, asks once, and the plan is complete."""
+
+    def stopped(key):
+        return hashlib.sha256(key.encode()).hexdigest()[0] in some
+
+    bench = Oracle(net, stopped=stopped)
+    selection = net.tune(bench)
+    keys = [key for r in bench.rounds for key in r]
+    assert len(keys) == len(set(keys)) and any(map(stopped, keys))
+    assert not selection.faults
+    asked = {key for key in keys if stopped(key)}
+    chosen = {c.key: cost.source for c, cost in zip(selection.chosen, selection.costs, strict=True)}
+    assert {chosen[key] for key in chosen.keys() & asked} <= {"model"}
+    if len(some) == 4:
+        assert selection.measured and "measured" in chosen.values()
+    else:
+        assert selection.measured == 0 and "measured" not in chosen.values()
 
 
 def test_only_kernels_with_a_faster_rival_have_a_limit(net, tuned):

@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from fissile.cost.store import home
 
@@ -61,18 +63,37 @@ def calibration(where: str, threads: int, measure: Callable[[], Calibration]) ->
     """The kept calibration of this machine, else a new one, kept if the disk allows."""
     digest = hashlib.sha256(f"{VERSION} {where} {threads}".encode()).hexdigest()[:16]
     path = home() / "calibration" / f"{digest}.json"
-    return _read(path, where) or _write(path, measure())
+    return _read(path, where, threads) or _write(path, measure())
 
 
-def _read(path: Path, where: str) -> Calibration | None:
+def _read(path: Path, where: str, threads: int) -> Calibration | None:
     """None where it is missing, damaged or another machine's."""
     try:
         data = json.loads(path.read_text())
         rates = tuple(Rate(**r) for r in data.pop("rates"))
         found = Calibration(rates=rates, **data)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return found if found.where == where and found.peak_gflops > 0 and rates else None
+    is_ours = (found.where, found.threads) == (where, threads)
+    return found if is_ours and _is_sound(found) else None
+
+
+def _is_sound(found: Calibration) -> bool:
+    """Are all figures what a measurement can give?"""
+    sizes = [found.l1_bytes, found.l2_bytes, found.l3_bytes]
+    sizes += [r.working_set_bytes for r in found.rates]
+    speeds = [found.peak_gflops, *(r.gb_per_s for r in found.rates)]
+    return (
+        len(found.rates) > 0
+        and all(type(n) is int and 0 < n < 1 << 63 for n in sizes)
+        and all(_is_number(x) and x > 0 for x in speeds)
+        and _is_number(found.launch_us)
+        and found.launch_us >= 0
+    )
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in (int, float) and abs(x) < 1e15 and math.isfinite(x)
 
 
 def _write(path: Path, found: Calibration) -> Calibration:

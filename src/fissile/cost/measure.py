@@ -30,7 +30,8 @@ class Bench(Protocol):
     def time(
         self, kernels: Sequence[Keyed], limits: Mapping[str, float] = MappingProxyType({})
     ) -> Mapping[str, Timing]:
-        """A timing for every key; above `limits` (microseconds, by key) a rough one will do. Raises
+        """A timing for every key, without a time nor a fault where the machine did not allow one;
+        above `limits` (microseconds, by key) a rough one will do. Raises
         ToolchainError where nothing can be compiled at all."""
         ...
 

@@ -2,24 +2,31 @@
 
 A row is keyed by all that a time depends on: the kernel's key (region structure, layouts,
 parameters), the implementation's version, processor, compiler and flags (together `where`), and the
-threads. Invariant: no fault of the file ever stops a compilation. A file that SQLite cannot read is
-moved aside with one warning; a full or read-only disk makes the store forget.
+threads. Invariant: no fault of the file ever stops a compilation. A file that SQLite cannot read,
+or whose tables are others, is moved aside with one warning. A full or read-only disk makes the
+store forget, and so does a file of another schema, which is another version's and stays as it is.
 """
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
 import sqlite3
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
-SCHEMA = 1
+from fissile.errors import FissileError, shown
+
+T = TypeVar("T")
+SCHEMA = 1  # another one needs another file name: versions share FISSILE_HOME
 _TABLE = """
 create table if not exists time (
     kernel text not null, version text not null, place text not null, threads integer not null,
@@ -36,16 +43,29 @@ create table if not exists claim (
 """
 _BUSY_MS = 30_000
 CLAIM_S = 120.0  # a claim outlives its process no longer, wherever it ran
+_NOT_THE_FILE = {  # what SQLite reports where the machine or another process is in the way
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_MISUSE,
+}  # fmt: skip
 
 
 def home() -> Path:
     """Where the store, the calibration and logs live: $FISSILE_HOME, else the user's cache
-    folder."""
-    if chosen := os.environ.get("FISSILE_HOME"):
-        return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "fissile"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fissile"
+    folder. Raises FissileError where the system knows no such user."""
+    chosen = os.environ.get("FISSILE_HOME")
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "fissile"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fissile"
+    except RuntimeError:  # pathlib's word for a user without a home folder
+        what = f"FISSILE_HOME is {shown(chosen)}: that user" if chosen else "this user"
+        raise FissileError(
+            f"{what} has no home folder. Set FISSILE_HOME to a folder for measured times."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -60,11 +80,13 @@ class Place:
 @dataclass(frozen=True)
 class Timing:
     """Least of several repetitions; `spread` is (median - least) / least. `us` None: it did not
-    run, and `fault` says why."""
+    run, and `fault` says why; without a fault, something outside prevented it. `lasts`: is it true
+    in other processes too? Only that is written to the file."""
 
     us: float | None
     spread: float = 0.0
     fault: str = ""
+    lasts: bool = True
 
 
 class Store:
@@ -80,17 +102,20 @@ class Store:
         """The times known for these kernels."""
         wanted = list(dict.fromkeys(keys))
         known = {k: self._memory[k] for k in wanted if k in self._memory}
-        p = self.place
-        with self._open() as db:
-            for start in range(0, len(wanted) if db else 0, 500):
-                part = [k for k in wanted[start : start + 500] if k not in known]
-                rows = db.execute(  # pyright: ignore[reportOptionalMemberAccess]
+        missing, p = [k for k in wanted if k not in known], self.place
+
+        def read(db: sqlite3.Connection) -> dict[str, Timing]:
+            rows: list[tuple[str, Any, Any, Any]] = []
+            for start in range(0, len(missing), 500):
+                part = missing[start : start + 500]
+                rows += db.execute(
                     "select kernel, us, spread, fault from time where version = ? and place = ? "
                     f"and threads = ? and kernel in ({','.join('?' * len(part))})",
                     (p.version, p.where, p.threads, *part),
                 )
-                known.update((k, Timing(us, spread, fault or "")) for k, us, spread, fault in rows)
-        return known
+            return {k: t for k, *row in rows if (t := _timing(*row))}
+
+        return known | self._with_file(read, {}) if missing else known
 
     def put(self, timings: Mapping[str, Timing]) -> None:
         """Remember; a later time of the same kernel replaces an earlier one."""
@@ -99,17 +124,19 @@ class Store:
         rows = [
             (k, p.version, p.where, p.threads, t.us, t.spread, t.fault, now)
             for k, t in timings.items()
+            if t.lasts and (t.us is not None or t.fault)
         ]
-        with self._open() as db:
-            if db:
-                db.executemany("insert or replace into time values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany("insert or replace into time values (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+        self._with_file(write, None)
 
     def claim(self, keys: Sequence[str], most: int) -> list[str]:
         """The first `most` of `keys` that no other process is measuring: this one will be."""
         p, now, owner = self.place, time.time(), os.getpid()
-        with self._open() as db:
-            if not db:
-                return list(keys[:most])
+
+        def claimed(db: sqlite3.Connection) -> list[str]:
             db.execute("begin immediate")
             claims = db.execute(
                 "select kernel, owner, until from claim where version = ? and place = ? and "
@@ -122,47 +149,41 @@ class Store:
             db.execute("delete from claim where until <= ?", (now,))
             db.executemany("insert or replace into claim values (?, ?, ?, ?, ?, ?)", rows)
             return free
-        return list(keys[:most])  # the file had a fault
 
-    @contextmanager
-    def _open(self):  # a connection each time: SQLite objects must not cross a fork
-        db = None if self._broken else self._connect()
-        try:
-            with db if db else _nothing():
-                yield db
-        except sqlite3.DatabaseError as error:
-            self._give_up(error)
-        finally:
-            if db:
-                db.close()
+        return self._with_file(claimed, list(keys[:most]))
 
-    def _connect(self) -> sqlite3.Connection | None:
-        assert self.path is not None
-        for attempt in range(2):
+    def _with_file(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """What `work` returns, with the file it needs: the second time on a new one where the first
+        showed a damaged one. `otherwise` where there is none."""
+        for is_last in (False, True):
+            if self._broken or self.path is None:
+                break
+            number = 0
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                return _prepared(self.path)
-            except sqlite3.OperationalError as error:  # locked, read-only, full
-                self._give_up(error)
-                return None
-            except sqlite3.DatabaseError as error:  # not a database, or damaged
-                if attempt or not self._move_aside(error):
+                # a connection each time: SQLite objects must not cross a fork
+                with _lock(self.path, fcntl.LOCK_SH), closing(_connected(self.path)) as db, db:
+                    number = self.path.stat().st_ino
+                    _prepare(db)
+                    return work(db)
+            except (sqlite3.DatabaseError, _OtherVersion, OSError) as error:
+                if is_last or not _is_damage(error) or not self._move_aside(number, error):
                     self._give_up(error)
-                    return None
-            except OSError as error:
-                self._give_up(error)
-                return None
-        return None
+        return otherwise
 
-    def _move_aside(self, error: Exception) -> bool:
+    def _move_aside(self, number: int, error: Exception) -> bool:
+        """Is the damaged file, the one of this inode, out of the way?"""
         assert self.path is not None
         aside = self.path.with_name(f"{self.path.name}.damaged-{os.getpid()}-{time.time_ns()}")
         try:
-            os.replace(self.path, aside)
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            with _lock(self.path, fcntl.LOCK_EX):
+                if self.path.stat().st_ino != number:
+                    return True  # another process was first
+                os.replace(self.path, aside)
+                for suffix in ("-wal", "-shm"):
+                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         except OSError:
-            return not self.path.exists()  # another process moved it first
+            return not self.path.exists()
         warnings.warn(
             f"{self.path} is damaged ({error}); moved to {aside}, starting afresh", stacklevel=2
         )
@@ -185,26 +206,50 @@ def _is_alive(process: int) -> bool:
     return True
 
 
+class _OtherVersion(Exception):
+    """The file is whole, but of another schema."""
+
+
+def _is_damage(error: Exception) -> bool:
+    """Is it the file's fault, and not that of the machine or of this program?"""
+    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
+        return False
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # text that is no UTF-8
+    return code & 0xFF not in _NOT_THE_FILE  # the lowest byte: without details
+
+
+def _timing(us: Any, spread: Any, fault: Any) -> Timing | None:
+    """A row of the file; None where it says nothing."""
+    if us is None:
+        return Timing(None, fault=fault) if fault and isinstance(fault, str) else None
+    if not all(isinstance(x, float) and math.isfinite(x) for x in (us, spread)) or us < 0:
+        return None
+    return Timing(us, spread)
+
+
 @contextmanager
-def _nothing():
-    yield
+def _lock(path: Path, how: int) -> Iterator[None]:
+    """Exclusive: nobody has the file open. Without effect where no lock can be had."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file = stack.enter_context(path.with_name(f"{path.name}.lock").open("a"))
+            fcntl.flock(file, how)
+        yield
 
 
-def _prepared(path: Path) -> sqlite3.Connection:
-    """An open database with its table. Raises sqlite3.DatabaseError where the file is none."""
-    db = sqlite3.connect(path, timeout=_BUSY_MS / 1000)
-    try:
-        db.execute("pragma journal_mode = wal")
-        db.execute("pragma synchronous = normal")
-        (found,) = db.execute("pragma user_version").fetchone()
-        if found not in (0, SCHEMA):
-            raise sqlite3.DatabaseError(f"schema {found}, expected {SCHEMA}")
-        db.execute(_TABLE)
-        db.execute(_CLAIMS)
-        if found != SCHEMA:
-            db.execute(f"pragma user_version = {SCHEMA}")
-        db.commit()
-    except BaseException:
-        db.close()
-        raise
-    return db
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=_BUSY_MS / 1000)
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    """Make the tables. Raises sqlite3.DatabaseError where the file is no database."""
+    (found,) = db.execute("pragma user_version").fetchone()
+    if found not in (0, SCHEMA):  # before anything is written
+        raise _OtherVersion(f"another version of fissile wrote it, schema {found}, not {SCHEMA}")
+    db.execute("pragma journal_mode = wal")
+    db.execute("pragma synchronous = normal")
+    db.execute(_TABLE)
+    db.execute(_CLAIMS)
+    if found != SCHEMA:
+        db.execute(f"pragma user_version = {SCHEMA}")
+    db.commit()

@@ -125,9 +125,9 @@ class Market:
         place = {self.candidates[k]: i for i, (_, rivals) in enumerate(best) for k in rivals}
         return [place[c] for c in start] if all(c in place for c in start) else []
 
-    def wanted(self, solved: Solved, measured: Mapping[str, float]) -> Wanted:
-        """Candidates to measure, one for each kernel, the most promising first: what was chosen,
-        then the others by what they may gain."""
+    def wanted(self, solved: Solved, measured: Collection[str]) -> Wanted:
+        """Candidates to measure, one for each kernel not in `measured`, the most promising first:
+        what was chosen, then the others by what they may gain."""
         gains: dict[str, float] = {}
         first: dict[str, Candidate] = {}
         chosen: dict[str, float] = {}

@@ -105,6 +105,7 @@ class _Tuning:
         self.progress = progress or _silent
         self.measured: dict[str, float] = {}
         self.faults: dict[str, str] = {}
+        self.unmeasured: set[str] = set()  # asked for, but the machine did not allow it
         self.incumbent: tuple[Candidate, ...] = ()
         self.us = math.inf  # of the incumbent
         self.curve: list[Point] = []
@@ -126,7 +127,7 @@ class _Tuning:
             solved = self._solve(-steps[0], QUICK_GAP, limit_s, chosen or self.incumbent)
             chosen = [self.market.candidates[k] for k in solved.chosen]
             solving_s = time.process_time() - start
-            wanted = self.market.wanted(solved, self.measured)
+            wanted = self.market.wanted(solved, self.measured.keys() | self.unmeasured)
             gains = wanted.above(WORTH * self.us)
             is_near = solved.selected.objective >= self.us * (1 - ENOUGH)
             pays = not steps[0] and sum(gains) >= PAYS * self.us
@@ -188,7 +189,7 @@ class _Tuning:
         assert self.bench is not None and self.store is not None
         now = wanted[:size]
         kernels = [(c.key, k) for c in now if (k := self.target.kernel(c))]
-        before, start = len(self.measured) + len(self.faults), time.monotonic()
+        before, start = self._known, time.monotonic()
 
         def show(done: int, total: int, seconds: float) -> None:
             count, more = before + done, len(wanted) - len(now)
@@ -198,13 +199,18 @@ class _Tuning:
 
         limits = self.market.beaten(self.measured, now)
         self._enter(measure(kernels, self.bench, self.store, self.left_s, show, limits))
-        count = len(self.measured) + len(self.faults) - before
+        count = self._known - before
         self.seconds, self.timed = self.seconds + time.monotonic() - start, self.timed + count
         return count > 0
 
+    @property
+    def _known(self) -> int:
+        return len(self.measured) + len(self.faults) + len(self.unmeasured)
+
     def _enter(self, timings: Mapping[str, Timing]) -> None:
         """Take in measurements; what does not compile or crashes is no candidate any more."""
-        failed = {key for key, t in timings.items() if t.us is None}
+        failed = {key for key, t in timings.items() if t.us is None and t.fault}
+        self.unmeasured |= {key for key, t in timings.items() if t.us is None and not t.fault}
         self.faults.update({key: timings[key].fault for key in failed})
         self.measured.update({k: t.us for k, t in timings.items() if t.us is not None})
         if failed:

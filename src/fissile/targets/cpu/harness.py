@@ -4,6 +4,8 @@ A round of kernels is compiled in batches, one shared library each, side by side
 machine quiet, a small C++ program (runtime of its own, see `bench/runner.cpp`) loads each library
 and times its kernels, visiting them in turn. It runs apart, so a kernel that crashes or hangs costs
 itself only. A batch that does not compile is split in halves until the kernel at fault is alone.
+What the machine does to the program (too little memory, too many others) is no kernel's fault: it
+runs once more, then its kernels stay without a time, in this process.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,6 +41,11 @@ from fissile.targets.cpu.toolchain import CompileError, Toolchain
 BATCH = 20
 RUNNER = Path(__file__).parent / "bench" / "runner.cpp"
 _LIMIT_S = 120.0  # one batch
+_NO_MEMORY = 3  # the program's status, without a word
+_FOREIGN = set(signal.Signals) - {  # all signals but those that a kernel brings upon itself
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP,
+    signal.SIGSYS,
+}  # fmt: skip
 _FILLS = {"f32": "f", "f64": "d", "f16": "h", "bf16": "b"}  # others are filled with zeros
 _BY_C = {d.c: d for d in DTYPES if d.c}
 
@@ -67,7 +76,8 @@ class CpuBench:
         self, kernels: Sequence[Keyed], limits: Mapping[str, float] = MappingProxyType({})
     ) -> Mapping[str, Timing]:
         """A timing for every key. `limits`: microseconds above which nobody asks how many, by key.
-        Raises ToolchainError where the compiler cannot run."""
+        Raises ToolchainError where the compiler cannot run. Warns of kernels that could not be
+        timed because the program was stopped."""
         share = min(BATCH, -(-len(kernels) // self.jobs))
         batches = [kernels[i : i + share] for i in range(0, len(kernels), max(1, share))]
         runner = build_runner(self.toolchain)
@@ -113,27 +123,88 @@ class CpuBench:
     ) -> dict[str, Timing]:
         """Time one library; after a crash or a hang, the rest without the kernel at fault."""
         timings: dict[str, Timing] = {}
-        left = list(batch)
+        left, stops = list(batch), 0
         while left:
-            names = {k.name: key for key, k in left}
-            orders = "".join(_order(k, limits.get(key, 0.0)) for key, k in left)
-            cold, l2_bytes = int(self.cold_weights), this_machine().l2_bytes
-            command = [str(a) for a in (runner, library, self.threads, cold, l2_bytes)]
-            status, output = _executed(command, orders)
-            timings.update(_timings(output, names))
-            if status == 0:
-                for key in set(names.values()) - timings.keys():
-                    timings[key] = Timing(None, fault="the timing program said nothing about it")
+            end = self._executed(runner, library, left, limits)
+            timings.update(end.timings)
+            if end.status == 0:
+                nothing = Timing(None, fault="the timing program said nothing about it")
+                named = {k.name: key for key, k in left}.values()
+                timings.update({key: nothing for key in named if key not in timings})
                 break
-            at_fault = _last_started(output)
-            if at_fault not in names:
+            elif end.is_stopped:
+                stops += 1
+                suspects = [one for one in left if one[0] == end.last and end.status is None]
+                timings.update(again := self._alone(runner, library, suspects, limits))
+                stops -= any(t.fault for t in again.values())  # this explains it
+            elif end.last is None:
                 raise ToolchainError(
-                    f"the timing program failed with status {status}: {output[-300:]}"
+                    f"the timing program failed with status {end.status}: {end.output[-300:]}"
                 )
-            how = "hangs" if status is None else f"crashes (status {status})"
-            timings[names[at_fault]] = Timing(None, fault=f"kernel {at_fault} {how}")
+            else:
+                fault = f"kernel {dict(left)[end.last].name} crashes (status {end.status})"
+                timings[end.last] = Timing(None, fault=fault)
             left = [(key, k) for key, k in left if key not in timings]
+            if stops > 1:
+                _warn_of(end.status)
+                timings.update({key: Timing(None) for key, _ in left})
+                break
         return timings
+
+    def _alone(
+        self, runner: Path, library: Path, suspects: Sequence[Keyed], limits: Mapping[str, float]
+    ) -> dict[str, Timing]:
+        """Time the kernel (or none) at which the time was up. Too slow alone too, it is no choice
+        for this process; the next one may find a less busy machine."""
+        timings: dict[str, Timing] = {}
+        for key, kernel in suspects:
+            end = self._executed(runner, library, [(key, kernel)], limits)
+            timings.update(end.timings)
+            if end.status is None:
+                fault = f"kernel {kernel.name} runs for more than {_LIMIT_S:.0f} s"
+                timings[key] = Timing(None, fault=fault, lasts=False)
+            elif end.status and not end.is_stopped:
+                fault = f"kernel {kernel.name} crashes (status {end.status})"
+                timings[key] = Timing(None, fault=fault)
+        return timings
+
+    def _executed(
+        self, runner: Path, library: Path, batch: Sequence[Keyed], limits: Mapping[str, float]
+    ) -> _End:
+        """Run the timing program once."""
+        names = {k.name: key for key, k in batch}
+        orders = "".join(_order(k, limits.get(key, 0.0)) for key, k in batch)
+        cold, l2_bytes = int(self.cold_weights), this_machine().l2_bytes
+        command = [str(a) for a in (runner, library, self.threads, cold, l2_bytes)]
+        status, output = _executed(command, orders)
+        return _End(status, output, _timings(output, names), names.get(_last_started(output)))
+
+
+@dataclass(frozen=True)
+class _End:
+    """How the timing program ended. `status` None: its time was up. `last`: the key of the kernel
+    that it visited last."""
+
+    status: int | None
+    output: str
+    timings: Mapping[str, Timing]
+    last: str | None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Was it ended from outside?"""
+        found_no_memory = self.status == _NO_MEMORY and not self.output
+        return self.status is None or found_no_memory or -self.status in _FOREIGN
+
+
+def _warn_of(status: int | None) -> None:
+    """Text without numbers that change: Python shows it once."""
+    how = f"was killed (signal {-status})" if status and status < 0 else "found no memory"
+    how = f"took more than {_LIMIT_S:.0f} s" if status is None else how
+    warnings.warn(
+        f"the timing program {how}, twice: kernels stay without a measured time. Is the machine "
+        "busy, or short of memory?", stacklevel=2,
+    )  # fmt: skip
 
 
 def batch_source(kernels: Sequence[Kernel]) -> str:

@@ -111,8 +111,13 @@ class Toolchain:
             raise ToolchainError(
                 f"cannot start {self.command[0]}: {error.strerror}. {REMEDY}"
             ) from None
-        if result.returncode or not output.exists():
-            text = (result.stdout + result.stderr).decode("utf-8", "replace")
+        text = (result.stdout + result.stderr).decode("utf-8", "replace")
+        if not result.returncode and not output.exists():
+            raise ToolchainError(
+                f"{self.command[0]} is no C++ compiler: it was asked to compile, ended without a "
+                f"fault and wrote nothing. {REMEDY}"
+            )
+        if result.returncode:
             raise _failure(self.command, text, result.returncode, _log(command, text))
         return output
 
@@ -152,7 +157,11 @@ def find() -> Toolchain:
     """The compiler to use. Raises ToolchainError where there is none."""
     chosen = os.environ.get("CXX", "").strip()
     if chosen:
-        return _checked(tuple(shlex.split(chosen)), f"CXX is {chosen!r}, which ")
+        try:
+            words = tuple(shlex.split(chosen))
+        except ValueError as error:  # such as a quote that does not end
+            raise ToolchainError(f"CXX is {chosen!r}, which is no command: {error}.") from None
+        return _checked(words, f"CXX is {chosen!r}, which ")
     for name in NAMES:
         if path := shutil.which(name):
             return _checked((path,), f"{path} ")
