@@ -292,7 +292,7 @@ def keep_first_half(store: Path, copy: Path) -> None:
 
 def remember(store: Path, known: Path) -> None:
     """Add the measured times of `store` to those of `known`."""
-    Store(known, StorePlace("", 1, "")).get([])  # it has its tables
+    Store(known, StorePlace("", 1, "")).put({})  # it has its tables
     with closing(sqlite3.connect(known, timeout=30.0)) as db:
         db.execute("attach ? as fresh", (str(store),))
         db.execute("insert or ignore into time select * from fresh.time")
