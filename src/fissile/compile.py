@@ -51,13 +51,15 @@ from fissile.targets.cpu.implementations import BY_NAME
 from fissile.targets.cpu.packing import pack
 from fissile.targets.cpu.target import VERSION, Cpu
 from fissile.targets.cpu.toolchain import Toolchain, find
-from fissile.verify import POLICY, WrongAnswer, check, most_error, onnxruntime_run
+from fissile.verify import POLICY, References, WrongAnswer, check, most_error, onnxruntime_run
 
 TUNE_S = 60.0
 FULL_S = 3600.0
 RETUNE = 0.25  # of the time of tuning, after a plan was wrong
 
 Progress = Callable[[str, float, float], None]  # what is happening, share done, seconds left
+Measured = Callable[[], None] | None  # called when the machine need not be quiet any more
+Choose = Callable[[float, Noise | None, Measured], Selection]  # within seconds, a limit on noise
 
 
 @dataclass
@@ -126,10 +128,12 @@ def compile(
         built = load_artifact(part, threads, verify=False)
         stages.observe("build", part)  # not what was built: its memory ends here
         if verify:
-            stages.observe("verify", checked(model, graph, built, accuracy))
+            stages.observe("verify", checked(model, graph, built, accuracy, references))
 
     facts = {"threads": threads, "accuracy": accuracy}
-    selection = stages.observe("tune", choose(seconds, None))
+    references = References(graph)
+    begin = references.begin if verify else None
+    selection = stages.observe("tune", choose(seconds, None, begin))
     with _place(folder) as where:
         for attempt in count(1):
             try:
@@ -139,7 +143,7 @@ def compile(
                 noise = allowance(graph, selection.chosen, wrong, attempt)
                 if noise is None:
                     raise
-                selection = stages.observe("tune", choose(RETUNE * seconds, noise))
+                selection = stages.observe("tune", choose(RETUNE * seconds, noise, None))
         executable = load_artifact(
             where, threads, verify=False, selection=selection, temporary=folder is None
         )
@@ -195,9 +199,9 @@ def choices_of(
     toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (),
     error: float = most_error("default"),
     blocks: bool = False,
-) -> tuple[Cpu, Callable[[float, Noise | None], Selection]]:  # fmt: skip
-    """From a graph to the function that chooses among its candidates, within seconds and a limit on
-    noise. `error`: only those that add no more."""
+) -> tuple[Cpu, Choose]:  # fmt: skip
+    """From a graph to the function that chooses among its candidates. `error`: only those that add
+    no more."""
     if target != "cpu":
         raise TargetError(f"target {shown(str(target))} is unknown: this version knows cpu")
     cpu = Cpu(graph, threads=threads, without=without, error=error, blocks=blocks)
@@ -209,11 +213,21 @@ def choices_of(
     known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
     measuring, once = bench if seconds else None, "recomputation" in without
 
-    def choose(budget_s: float, noise: Noise | None) -> Selection:
+    def choose(budget_s: float, noise: Noise | None, measured: Measured) -> Selection:
         costs = Model(machine, cpu.efficiency, defaults())
         limits = (*used(graph, offered), *((noise,) if noise else ()))
         return tune_(
-            graph, offered, cpu, costs, measuring, known, budget_s, stages.progress, once, limits
+            graph,
+            offered,
+            cpu,
+            costs,
+            measuring,
+            known,
+            budget_s,
+            stages.progress,
+            once,
+            limits,
+            measured,
         )
 
     return cpu, choose
@@ -254,7 +268,9 @@ def _nothing_for(graph: Graph, node: Node) -> str:
     )
 
 
-def checked(model: Any, graph: Graph, executable: Executable, accuracy: str) -> Any:
+def checked(
+    model: Any, graph: Graph, executable: Executable, accuracy: str, references: References
+) -> Any:
     """Verify on samples (design, section 13)."""
     ordinary = onnxruntime_run(model_bytes(model), graph)
 
@@ -262,7 +278,7 @@ def checked(model: Any, graph: Graph, executable: Executable, accuracy: str) -> 
         outputs = executable(*inputs)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    return check(graph, run, ordinary, accuracy)
+    return check(graph, run, ordinary, accuracy, references)
 
 
 def model_bytes(model: Any) -> bytes | str:

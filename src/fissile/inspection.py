@@ -85,7 +85,7 @@ def _candidate(c: Candidate) -> str:
 
 def _plan(graph: Graph, target: str) -> Facts:
     cpu, choose = choices_of(graph, target, usable_threads(), 0.0, None, find(), Stages())
-    selection = choose(0.0, None)
+    selection = choose(0.0, None, None)
     lowered = {c: cpu.kernel(c) for c in selection.chosen if not c.is_alias}
     kernels = {c: k for c, k in lowered.items() if isinstance(k, Kernel)}
     us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}

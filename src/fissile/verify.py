@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -130,21 +130,44 @@ def _reference(graph: Graph, inputs: list[np.ndarray]) -> tuple[list[np.ndarray]
         return inputs, evaluate(graph, inputs, reference=True)
 
 
-def _references(graph: Graph) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
-    """Of all samples, side by side."""
-    with one_thread(), ThreadPoolExecutor(usable_threads()) as pool:
-        return list(pool.map(partial(_reference, graph), samples(graph)))
+class References:
+    """All samples, and what the graph gives for them in float64: computed once, side by side, and
+    beside what else is done from `begin` on."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._found: Future[list[tuple[list[np.ndarray], list[np.ndarray]]]] | None = None
+
+    def begin(self) -> None:
+        if self._found is None:
+            pool = ThreadPoolExecutor(1)
+            self._found = pool.submit(self._all)
+            pool.shutdown(wait=False)
+
+    def get(self) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+        """[(inputs, outputs)]"""
+        self.begin()
+        assert self._found is not None
+        return self._found.result()
+
+    def _all(self) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
+        with one_thread(), ThreadPoolExecutor(usable_threads()) as pool:
+            return list(pool.map(partial(_reference, self.graph), samples(self.graph)))
 
 
-def check(graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "default") -> Report:
+def check(
+    graph: Graph, run: Run, reference_run: Run | None, accuracy: str = "default",
+    references: References | None = None,
+) -> Report:  # fmt: skip
     """Compare `run` with the reference on all samples. Raises WrongAnswer naming output and sizes.
 
     `reference_run` is an ordinary f32 engine (see `onnxruntime_run`); None: our evaluator in f32.
+    `references`: of this graph, if they have begun already.
     """
     judge = "ONNX Runtime" if reference_run else "f32 evaluator"
     ordinary = reference_run or (lambda inputs: evaluate(graph, inputs))
     worst, excused = Report(0.0, 0.0, POLICY[accuracy][1], judge), 0
-    for inputs, want in _references(graph):
+    for inputs, want in (references or References(graph)).get():
         got, second = run(inputs), cache(partial(evaluate, graph, inputs))
         try:
             other = ordinary(inputs)

@@ -44,9 +44,11 @@ class Network:
         assert solved.selected.gap <= 1e-3
         return solved.selected.objective
 
-    def tune(self, bench, store=None, budget_s=1e6):
+    def tune(self, bench, store=None, budget_s=1e6, **options):
         store = store or Store(None, PLACE)
-        return tune(self.graph, self.candidates, self, Model(MACHINE), bench, store, budget_s)
+        return tune(
+            self.graph, self.candidates, self, Model(MACHINE), bench, store, budget_s, **options
+        )
 
     def kernel(self, candidate) -> Kernel:
         return Kernel(f"k_{candidate.key}", "", (), 1, 0)
@@ -141,6 +143,12 @@ def test_only_kernels_with_a_faster_rival_have_a_limit(net, tuned):
                 and set(o.needs) == set(c.needs) and set(o.gives) == set(c.gives)
             ]  # fmt: skip
             assert rivals and limit >= 1.5 * min(rivals) * (1 - 1e-9)
+
+
+def test_the_end_of_measuring_is_said_once_and_nothing_is_measured_after_it(net):
+    bench, said = Oracle(net), list[int]()
+    selection = net.tune(bench, budget_s=2.0, measured=lambda: said.append(len(bench.rounds)))
+    assert said == [len(bench.rounds)] and selection.chosen
 
 
 def test_the_curve_falls(tuned):

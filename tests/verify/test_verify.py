@@ -13,7 +13,7 @@ from fissile.ir import prims as p
 from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, placeholder
 from fissile.ir.types import F16, I64, of
-from fissile.verify import WrongAnswer, check, difference, relative_error, samples
+from fissile.verify import References, WrongAnswer, check, difference, relative_error, samples
 
 
 def f32(*values: float) -> np.ndarray:
@@ -260,3 +260,17 @@ def test_rows_that_disturb_each_other_are_seen(monkeypatch: pytest.MonkeyPatch) 
         check(g, run, None)
     monkeypatch.setattr(verify, "samples", lambda graph: samples(graph)[:4])
     check(g, run, None)
+
+
+def test_references_are_computed_once_and_serve_several_checks(monkeypatch) -> None:
+    count, plain = [0], verify._reference
+    monkeypatch.setattr(
+        verify, "_reference", lambda *a: (count.__setitem__(0, count[0] + 1), plain(*a))[1]
+    )
+    g = graph()
+    references = References(g)
+    references.begin()
+    references.begin()
+    for _ in range(2):
+        check(g, lambda inputs: [softmax(inputs[0])], None, "default", references)
+    assert count[0] == len(samples(g))

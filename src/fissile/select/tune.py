@@ -84,14 +84,19 @@ def _silent(what: str, share: float, left: float) -> None:
 def tune(
     graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
     bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None = None,
-    once: bool = False, limits: Sequence[Share] = (),
+    once: bool = False, limits: Sequence[Share] = (), measured: Callable[[], None] | None = None,
 ) -> Selection:  # fmt: skip
     """The cheapest plan for `budget_s` seconds of measuring and solving; 0 works from the model and
     from what the store knows. `once`: no primitive is executed twice. `limits`: for each limited
-    resource, a candidate's share of what the plan may use. Raises ValueError where no candidate set
-    gives the outputs."""
+    resource, a candidate's share of what the plan may use. `measured` is called when nothing is
+    measured any more, so that the machine need not be quiet. Raises ValueError where no candidate
+    set gives the outputs."""
     market = Market(graph, tuple(candidates), once, tuple(limits))
-    return _Tuning(market, target, model, bench, store, budget_s, progress).run()
+    tuning = _Tuning(market, target, model, bench, store, budget_s, progress)
+    tuning.run()
+    if measured:
+        measured()
+    return tuning.final()
 
 
 class _Tuning:
@@ -117,16 +122,17 @@ class _Tuning:
     def left_s(self) -> float:
         return self.begin + self.budget_s - time.monotonic()
 
-    def run(self) -> Selection:
+    def run(self) -> None:
+        """Measure what pays."""
         chosen: Sequence[Candidate] = ()
         self._improve()
         steps = list(OPTIMISM)
         while self.bench is not None and steps and self.left_s > 0:
-            start = time.process_time()  # whoever else computes now
+            start = time.thread_time()  # whoever else computes now
             limit_s = min(QUICK_S, max(self.left_s, LEAST_SOLVING_S))
             solved = self._solve(-steps[0], QUICK_GAP, limit_s, chosen or self.incumbent)
             chosen = [self.market.candidates[k] for k in solved.chosen]
-            solving_s = time.process_time() - start
+            solving_s = time.thread_time() - start
             wanted = self.market.wanted(solved, self.measured.keys() | self.unmeasured)
             gains = wanted.above(WORTH * self.us)
             is_near = solved.selected.objective >= self.us * (1 - ENOUGH)
@@ -140,7 +146,6 @@ class _Tuning:
                 break
             self._learn_from_others()
             self._improve()
-        return self._final()
 
     def _learn_from_others(self) -> None:
         """What other processes have measured meanwhile."""
@@ -165,7 +170,7 @@ class _Tuning:
                 self.us = solved.selected.objective
         self.curve.append(Point(time.monotonic() - self.begin, self.us, len(self.measured)))
 
-    def _final(self) -> Selection:
+    def final(self) -> Selection:
         """Solve once more, with some distrust of what nobody measured."""
         self.progress("solving", 1.0, 0.0)
         limit_s = FINAL_S if self.budget_s else UNTUNED_S
