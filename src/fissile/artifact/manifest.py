@@ -120,9 +120,9 @@ def _parsed(data: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
-def _field(data: Mapping[str, Any], name: str) -> Any:
+def _field(data: Mapping[str, Any], name: str, where: str = "") -> Any:
     if name not in data:
-        raise _Damage(f"{name} is missing")
+        raise _Damage(f"{where}{name} is missing")
     return data[name]
 
 
@@ -161,15 +161,13 @@ def _tensors(value: Any, where: str) -> tuple[Tensor, ...]:
 
 
 def _tensor(row: Mapping[str, Any], where: str) -> Tensor:
-    for name in ("name", "dtype", "shape"):
-        if name not in row:
-            raise _Damage(f"{where}.{name} is missing")
-    dtype = _text(row["dtype"], f"{where}.dtype")
+    name, dtype, extents = (_field(row, key, f"{where}.") for key in ("name", "dtype", "shape"))
+    dtype = _text(dtype, f"{where}.dtype")
     if dtype not in BY_NAME:
         raise _Damage(f"{where}.dtype is {shown(dtype)}, which is no element type")
-    extents = _rows(row["shape"], f"{where}.shape")
+    extents = _rows(extents, f"{where}.shape")
     shape = tuple(_count(extent, f"{where}.shape") for extent in extents)
-    return Tensor(_text(row["name"], f"{where}.name"), TensorType(shape, BY_NAME[dtype]))
+    return Tensor(_text(name, f"{where}.name"), TensorType(shape, BY_NAME[dtype]))
 
 
 def _machine(value: Any) -> dict[str, Any]:
