@@ -142,8 +142,7 @@ class CpuBench:
                     f"the timing program failed with status {end.status}: {end.output[-300:]}"
                 )
             else:
-                fault = f"kernel {dict(left)[end.last].name} crashes (status {end.status})"
-                timings[end.last] = Timing(None, fault=fault)
+                timings[end.last] = _crash(dict(left)[end.last], end.status)
             left = [(key, k) for key, k in left if key not in timings]
             if stops > 1:
                 _warn_of(end.status)
@@ -164,8 +163,7 @@ class CpuBench:
                 fault = f"kernel {kernel.name} runs for more than {_LIMIT_S:.0f} s"
                 timings[key] = Timing(None, fault=fault, lasts=False)
             elif end.status and not end.is_stopped:
-                fault = f"kernel {kernel.name} crashes (status {end.status})"
-                timings[key] = Timing(None, fault=fault)
+                timings[key] = _crash(kernel, end.status)
         return timings
 
     def _executed(
@@ -195,6 +193,10 @@ class _End:
         """Was it ended from outside?"""
         found_no_memory = self.status == _NO_MEMORY and not self.output
         return self.status is None or found_no_memory or -self.status in _FOREIGN
+
+
+def _crash(kernel: Kernel, status: int | None) -> Timing:
+    return Timing(None, fault=f"kernel {kernel.name} crashes (status {status})")
 
 
 def _warn_of(status: int | None) -> None:
