@@ -61,7 +61,6 @@ class Pipeline:
 
     def trees(self, per_tile: int) -> list[Tree] | None:
         """All blocks of tiles [begin, end). None where the loops of the stages differ."""
-        count = self.block.extent
         count, (early, later) = self.block.extent, self.known
         read = _loaded(self.stages[2].loops)
         late = [name for name in early if name in read]

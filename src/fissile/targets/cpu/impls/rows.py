@@ -78,9 +78,12 @@ def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
     make more tiles."""
     writer = Writer(candidate)
     try:
-        if pipelined := _pipelined(candidate):
-            return pipelined
         rows = _Rows(candidate, writer)
+        if rows.is_pipeline():
+            if pipelined := _pipelined(rows, writer):
+                return pipelined
+            writer = Writer(candidate)  # the other has the pipeline's buffers
+            rows = _Rows(candidate, writer)
         body = list(writer.printer.trees(rows.trees(), indent=3))
     except Illegal as reason:
         return reason.no
@@ -89,11 +92,9 @@ def lower(candidate: Candidate, machine: Machine | None = None) -> Kernel | No:
     return writer.kernel(_tile(rows.walk, body), rows.walk.tiles)
 
 
-def _pipelined(candidate: Candidate) -> Kernel | None:
-    """All blocks in one pipeline. None where there is nothing to gain, or no way."""
-    writer = Writer(candidate)
-    rows = _Rows(candidate, writer)
-    if not rows.is_pipeline() or (trees := rows.pipeline()) is None:
+def _pipelined(rows: _Rows, writer: Writer) -> Kernel | None:
+    """All blocks in one pipeline. None where the loops of its stages differ."""
+    if (trees := rows.pipeline()) is None:
         return None
     body = ["  if (begin >= end) return;", *writer.printer.trees(trees)]
     return writer.finish([*(f"  {line}" for line in writer.scratch_lines), *body], rows.walk.tiles)
