@@ -265,3 +265,29 @@ def test_two_processes_measure_different_kernels(tmp_path):
         assert mine.claim(keys, 1) == ["2"]  # one's own stay
         other.kill()
     assert mine.claim(keys, 2) == ["0", "1"]
+
+
+def test_answers_are_kept_while_they_are_of_use(tmp_path, monkeypatch):
+    monkeypatch.setattr("fissile.cost.store.ANSWERS", 3)
+    path = tmp_path / "s"
+    for name in "abc":
+        store(path).remember(name, f"text of {name}: é")
+    assert store(path, threads=2).recall("a") == "text of a: é"  # and is of use again
+    store(path).remember("d", "new")
+    assert [store(path).recall(n) for n in "abcd"] == [
+        "text of a: é", None, "text of c: é", "new",
+    ]  # fmt: skip
+    store(path).remember("d", "newer")
+    assert store(path).recall("d") == "newer"
+
+
+def test_an_answer_that_cannot_be_read_is_none(tmp_path):
+    path = tmp_path / "s"
+    store(path).remember("a", "text")
+    with sqlite3.connect(path) as db:
+        for wrong in (b"no zlib", "text", 5):
+            db.execute("update answer set text = ?", (wrong,))
+            db.commit()
+            assert store(path).recall("a") is None
+    assert Store(None, HERE).recall("a") is None
+    Store(None, HERE).remember("a", "text")

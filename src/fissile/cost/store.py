@@ -5,6 +5,7 @@ parameters), the implementation's version, processor, compiler and flags (togeth
 threads. Invariant: no fault of the file ever stops a compilation. A file that SQLite cannot read,
 or whose tables are others, is moved aside with one warning. A full or read-only disk makes the
 store forget, and so does a file of another schema, which is another version's and stays as it is.
+Beside the times stand answers to questions that took long, by digest (`select/memory.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sqlite3
 import sys
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -41,6 +43,12 @@ create table if not exists claim (
     primary key (kernel, version, place, threads)
 ) without rowid
 """
+_ANSWERS = """
+create table if not exists answer (
+    digest text primary key, text blob not null, at real not null
+) without rowid
+"""
+ANSWERS = 256  # kept: those that were of use last
 _BUSY_MS = 30_000
 CLAIM_S = 120.0  # a claim outlives its process no longer, wherever it ran
 _NOT_THE_FILE = {  # what SQLite reports where the machine or another process is in the way
@@ -152,6 +160,35 @@ class Store:
 
         return self._with_file(claimed, list(keys[:most]))
 
+    def recall(self, digest: str) -> str | None:
+        """The text remembered under `digest`."""
+
+        def read(db: sqlite3.Connection) -> str | None:
+            row = db.execute("select text from answer where digest = ?", (digest,)).fetchone()
+            if row is None:
+                return None
+            db.execute("update answer set at = ? where digest = ?", (time.time(), digest))
+            try:
+                return zlib.decompress(row[0]).decode()
+            except (zlib.error, TypeError, ValueError):
+                return None
+
+        return self._with_file(read, None)
+
+    def remember(self, digest: str, text: str) -> None:
+        """Keep a text that took long to find, until ANSWERS others are of more recent use."""
+        packed = zlib.compress(text.encode())
+
+        def write(db: sqlite3.Connection) -> None:
+            row = (digest, packed, time.time())
+            db.execute("insert or replace into answer values (?, ?, ?)", row)
+            db.execute(
+                "delete from answer where digest not in "
+                "(select digest from answer order by at desc limit ?)", (ANSWERS,),
+            )  # fmt: skip
+
+        self._with_file(write, None)
+
     def _with_file(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
         """What `work` returns, with the file it needs: the second time on a new one where the first
         showed a damaged one. `otherwise` where there is none."""
@@ -250,6 +287,7 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("pragma synchronous = normal")
     db.execute(_TABLE)
     db.execute(_CLAIMS)
+    db.execute(_ANSWERS)
     if found != SCHEMA:
         db.execute(f"pragma user_version = {SCHEMA}")
     db.commit()

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from fissile.cost.model import Cost
 from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate
-from fissile.select.solve import Selected, select
+from fissile.select.memory import Asked, Memory, solved
+from fissile.select.solve import Selected
 from fissile.select.tokens import problem
 
 Share = Callable[[Candidate], float]
@@ -57,11 +58,12 @@ class Market:
 
     def __init__(
         self, graph: Graph, candidates: Sequence[Candidate], once: bool = False,
-        limits: Sequence[Share] = (),
+        limits: Sequence[Share] = (), memory: Memory | None = None,
     ):  # fmt: skip
         """`once`: no primitive is executed twice. `limits`: of each limited resource, a candidate's
-        share of what a plan may use."""
+        share of what a plan may use. `memory`: of solutions."""
         self.graph, self.candidates, self.once, self.limits = graph, candidates, once, limits
+        self.memory = memory
         self.uses = [tuple(share(c) for share in limits) for c in candidates]
         groups: dict[object, list[int]] = {}
         for k, c in enumerate(candidates):
@@ -72,7 +74,7 @@ class Market:
     def without(self, keys: Collection[str]) -> Market:
         """The same without some kernels."""
         left = [c for c in self.candidates if c.key not in keys or c.is_alias]
-        return Market(self.graph, left, self.once, self.limits)
+        return Market(self.graph, left, self.once, self.limits, self.memory)
 
     def solve(
         self, costs: Sequence[Cost], gap: float, limit_s: float,
@@ -90,7 +92,7 @@ class Market:
             len(self.limits),
         )
         known = self._start(start, best)
-        selected = select(program, time_limit=limit_s, gap=gap, start=known, once=self.once)
+        selected = solved(program, Asked(gap, limit_s, self.once), known, self.memory)
         reduced: list[float | None] = [None] * len(self.candidates)
         for (k, rivals), d in zip(best, selected.reduced, strict=False):
             if d is not None:

@@ -91,7 +91,7 @@ def tune(
     resource, a candidate's share of what the plan may use. `measured` is called when nothing is
     measured any more, so that the machine need not be quiet. Raises ValueError where no candidate
     set gives the outputs."""
-    market = Market(graph, tuple(candidates), once, tuple(limits))
+    market = Market(graph, tuple(candidates), once, tuple(limits), store)
     tuning = _Tuning(market, target, model, bench, store, budget_s, progress)
     tuning.run()
     if measured:
