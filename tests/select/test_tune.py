@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 from itertools import pairwise
+from statistics import NormalDist
 
 import pytest
 from networks import network
@@ -26,17 +27,18 @@ MACHINE = Calibration(
     "here", 1, 100.0, (Rate(1 << 20, 100.0), Rate(1 << 30, 20.0)), 0.1, 1 << 15, 1 << 20, 1 << 25
 )
 PLACE = Place("here", 1, "1")
+SPAN = math.log(6 / 1.05)
 
 
 class Network:
     """The candidates of a network, and what each truly costs: known to the bench alone."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, times=None):
         self.graph = load(network(name))
         cpu = Cpu(self.graph, Machine(), threads=1)
         regions = identify(self.graph, cpu.limits, cpu.admissible)
         self.candidates = implement(self.graph, cpu, regions)
-        self.us = {c.key: true_us(c) for c in self.candidates}
+        self.us = {c.key: (times or unrelated_us)(c) for c in self.candidates}
 
     def best_us(self) -> float:
         costs = [Cost(self.us[c.key], "measured") for c in self.candidates]
@@ -54,10 +56,22 @@ class Network:
         return Kernel(f"k_{candidate.key}", "", (), 1, 0)
 
 
-def true_us(candidate) -> float:
-    """The same for the same kernel; the logarithm is uniform."""
-    u = int(hashlib.sha256(candidate.key.encode()).hexdigest()[:8], 16) / 2**32
-    return bound_us(candidate, MACHINE) * math.exp(math.log(1.05) + u * math.log(6 / 1.05))
+def unrelated_us(candidate) -> float:
+    """The logarithm is uniform, and one kernel says nothing of another: no estimate helps."""
+    return bound_us(candidate, MACHINE) * math.exp(math.log(1.05) + _share(candidate.key) * SPAN)
+
+
+def related_us(candidate) -> float:
+    """As measured times are: an implementation has an efficiency of its own, and its kernels differ
+    from it by a standard deviation of 0.3 (measured: 0.23 for EfficientViT, 0.27 for Candy)."""
+    usual = 0.2 + 1.1 * _share(candidate.impl)
+    own = 0.3 * NormalDist().inv_cdf(_share(candidate.key))
+    return bound_us(candidate, MACHINE) * max(1.05, math.exp(usual + own))
+
+
+def _share(text: str) -> float:
+    """Between 0 and 1, the same for the same text."""
+    return (int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) + 0.5) / 2**32
 
 
 class Oracle:
@@ -163,7 +177,7 @@ def test_the_curve_falls(tuned):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["candy_224", "efficientvit_b1"])
 def test_half_of_the_measurements_give_the_plan_within_two_per_cent(name):
-    whole = Network(name)
+    whole = Network(name, related_us)
     selection = whole.tune(Oracle(whole))
     half = next(p for p in selection.curve if p.measured >= selection.measured / 2)
     assert half.us <= 1.02 * selection.us
