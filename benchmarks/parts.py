@@ -41,6 +41,7 @@ from fissile.verify import most_error, relative_error
 
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
+ALONE_S = 2.0
 PHASE_S = 4.0  # alone, then beside neighbours, and again
 # implementations that are left out together
 TOGETHER = {"chains": ("chain", "attention"), "libraries": ("openblas", "onednn")}
@@ -141,7 +142,8 @@ def _rows(times: Mapping[str, Latency]) -> dict[str, dict[str, float]]:
 
 
 def latency(place: Place, case: Case) -> dict[str, Any]:
-    """Interleaved with the peers; how far our outputs are from theirs."""
+    """Interleaved with the peers; how far our outputs are from theirs. Then ours alone, one call
+    after another, as its kernels were measured: no peer has used the caches or the processors."""
     exe, facts = place.compiled(case)
     calls = engines(exe, place.model(case), case.threads)
     expected = [np.array(a) for a in calls["fissile"]()]
@@ -149,7 +151,9 @@ def latency(place: Place, case: Case) -> dict[str, Any]:
         name: max(relative_error(np.asarray(a), e) for a, e in zip(call(), expected, strict=True))
         for name, call in calls.items()
     }
-    return facts | {"engines": _rows(interleaved(calls, case.seconds)), "apart": apart}
+    engines_us = _rows(interleaved(calls, case.seconds))
+    alone = interleaved({"fissile": calls["fissile"]}, ALONE_S)["fissile"]
+    return facts | {"engines": engines_us, "apart": apart, "alone_us": alone.median_us}
 
 
 def memory(place: Place, case: Case) -> dict[str, Any]:
