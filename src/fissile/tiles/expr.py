@@ -87,6 +87,7 @@ FORMS = {
     "greatest": ("greatest({0}, {1})", 1.0),
     "exp_below": ("exp_below({0})", 13.0),
     "tanh_softplus": ("tanh_softplus({0})", 14.0),
+    "erf_plus_one": ("erf_plus_one({0})", 16.0),
     "silu": ("silu({0})", 13.0),
     "mish": ("mish({0})", 15.0),
 }
@@ -353,6 +354,7 @@ def simplified(e: Op) -> Expr:
 
     max(x, c) -> at_least(x, c), min and clip likewise: no test for NaN on the constant's side
     tanh(softplus(x)) -> one exponential and one division
+    erf(x) + 1 in one polynomial, as what erf knows of numbers near 0 is lost in the sum
     x sigmoid(x) -> silu(x), x tanh(softplus(x)) -> mish(x)
     f(x / c) -> f(x (1 / c)) where f rounds its argument as much as the product does
     """
@@ -366,6 +368,10 @@ def simplified(e: Op) -> Expr:
         return (_bounded(least, "at_most", e.args[2]) if least else None) or e
     if e.prim == "tanh" and isinstance(x := e.args[0], Op) and x.prim == "softplus":
         return Op("tanh_softplus", x.args, (), F32)
+    if e.prim == "add":
+        for f, one in (e.args, e.args[::-1]):
+            if isinstance(f, Op) and f.prim == "erf" and _is_one(one):
+                return Op("erf_plus_one", f.args, (), F32)
     if e.prim == "mul":
         for x, f in (e.args, e.args[::-1]):
             if isinstance(f, Op) and f.prim in _TIMES and f.args[0] is x:
@@ -379,6 +385,10 @@ def simplified(e: Op) -> Expr:
 def _bounded(x: Expr, prim: str, bound: Expr) -> Op | None:
     known = isinstance(bound, Literal) and not np.isnan(bound.value)
     return Op(prim, (x, bound), (), F32) if known else None
+
+
+def _is_one(e: Expr) -> bool:
+    return isinstance(e, Literal) and e.value == 1
 
 
 def _inverse(e: Expr) -> Literal | None:

@@ -151,7 +151,9 @@ def test_expressions_are_simplified() -> None:
     assert "mish(" in check(x * p.tanh(p.softplus(x)))
     assert "silu(" in check(p.sigmoid(x) * x)
     assert "sigmoid(" in check((x + 1.0) * p.sigmoid(x))
-    assert "divide" not in check(p.erf(x / np.sqrt(2.0)) + 1.0)
+    for y in (p.erf(x / np.sqrt(2.0)) + 1.0, 1.0 + p.erf(x / np.sqrt(2.0))):
+        assert "divide" not in (text := check(y)) and "erf_plus_one(" in text
+    assert "erf(" in check(p.erf(x) + 2.0)
     assert "divide" in check(x / np.sqrt(2.0)), "the division itself is exact"
     for y, want in (
         (p.maximum(x, 0.5), "at_least"),

@@ -70,7 +70,7 @@ extern "C" void vector_{name}(const float* x, float* y, int64_t n) {{
 extern "C" void scalar_{name}(const float* x, float* y, int64_t n) {{
   for (int64_t i = 0; i < n; i++) store(y + i, {name}(load<float>(x + i)));
 }}"""
-    for name in [*FUNCTIONS, *ACTIVATIONS]
+    for name in [*FUNCTIONS, *ACTIVATIONS, "erf_plus_one"]
 )
 SPECIAL = [
     0.0,
@@ -158,6 +158,16 @@ def test_activation(compile_cpp, machine, xs, name):
     np.testing.assert_array_equal(y[~finite], exact[~finite])
     bound = 4 * 2.0**-24 * np.maximum(np.abs(xs[finite]), 2.0**-126)
     assert np.all(np.abs(y - exact)[finite] <= bound), name
+
+
+def test_erf_plus_one(compile_cpp, machine, has_fma, xs):
+    """Absolute error, in units of the largest results; exactly 0 and 2 where erf is -1 and 1."""
+    y = both(compile_cpp(LOOPS, machine, "vmath.h"), "erf_plus_one", xs).astype(np.float64)
+    exact = erfc(-xs.astype(np.float64))
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(exact))
+    known = ~np.isnan(exact)
+    assert np.max(np.abs(y - exact)[known]) <= (2.1 if has_fma else 3.0) * 2.0**-23
+    assert set(y[xs <= -4]) == {0.0} and set(y[xs >= 4]) == {2.0}
 
 
 def test_saturation_is_exact(compile_cpp, machine):
