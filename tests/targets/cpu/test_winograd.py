@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fissile.ir import prims as p
@@ -79,6 +79,7 @@ def test_vectors_of_eight(shape, m):
 )  # fmt: skip
 def test_random_shapes(c, k, h, w, n, mode, m):
     h, w = (max(h, 2), max(w, 2)) if mode == "reflect" else (h, w)
+    assume(n * k * h * w >= 64)  # else the largest output may be near 0, and errors are not
     x = padded(image(n, c, h, w), ((1, 1), (1, 1)), mode)
     right(biased(p.conv(x, weights(k, c, 3, 3), (1, 1), (1, 1))), m, c)
 
