@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ from fissile.ir.graph import Value, placeholder
 from fissile.ir.layout import Layout, channels_last, row_major
 from fissile.ir.types import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType, of
 from fissile.targets.cpu.impls import rows
+from fissile.targets.cpu.machine import Machine, this_machine
 
 sys.path.insert(0, str(Path(__file__).parent))
 from running import candidate_of, expected, run_kernel
 
 LAST = channels_last(4)
+HERE = this_machine()
 TOLERANCE = {F64: 1e-14, F32: 2e-6, F16: 2e-3, BF16: 2e-2}
 
 
@@ -198,6 +201,100 @@ def test_long_sums_are_as_accurate_as_pairwise_ones() -> None:
 
 def test_large_rows() -> None:
     check(normalised(placeholder(of([3, 130, 128])), (1, 2)))
+
+
+LONG = (1 << 14) + 37  # a row of blocks and a rest
+HOSTILE = {
+    "noise": lambda x: x,
+    "large mean": lambda x: x + np.float32(1e4),
+    "larger mean": lambda x: x + np.float32(1e6),
+    "constant": lambda x: np.full_like(x, 0.1),
+    "a step": lambda x: x + np.where(np.arange(x.size) < x.size // 3, np.float32(1e4), 0),
+    "a step at the end of a block": lambda x: x + np.where(np.arange(x.size) < 8192, 1e4, -3e3),
+    "the first block far away": lambda x: x + np.where(np.arange(x.size) < 4096, 1e5, 0),
+    "the first value far away": lambda x: x + np.where(np.arange(x.size) < 1, 1e6, 0),
+    "the last values far away": lambda x: x + np.where(np.arange(x.size) >= x.size - 40, 1e6, 0),
+    "a ramp": lambda x: x + np.arange(x.size) * np.float32(0.5),
+    "steps up and down": lambda x: x + (np.arange(x.size) // 4096 % 2) * np.float32(1e5),
+    "tiny": lambda x: x * np.float32(1e-15) + np.float32(1e-10),
+    "large": lambda x: x * np.float32(1e15),
+}
+
+
+def taken(x: Value, axes: int | tuple[int, ...]) -> tuple[Value, Value]:
+    """Mean and variance."""
+    mean = p.reduce_mean(x, axes)
+    return mean, p.reduce_mean((x - mean) * (x - mean), axes)
+
+
+MACHINES = [
+    (HERE, ()),
+    (replace(HERE, vl=8, registers=16), ("-mno-avx512f", "-mavx2", "-mfma")),
+    (replace(HERE, vl=4, registers=16), ("-mno-avx512f", "-mno-avx")),
+]
+
+
+@pytest.mark.parametrize(("machine", "flags"), MACHINES, ids=["native", "avx2", "sse"])
+@pytest.mark.parametrize("length", [LONG, 5 << 12])
+def test_one_pass_loses_no_more_than_two(
+    length: int, machine: Machine, flags: tuple[str, ...]
+) -> None:
+    if machine.vl > HERE.vl or (flags and HERE.vl < 8):
+        pytest.skip("not a processor that runs this")
+    rows_ = [np.float32(make(noise(length, seed=k))) for k, make in enumerate(HOSTILE.values())]
+    data = np.stack(rows_)
+    candidate = candidate_of(taken(placeholder(of(data.shape)), 1))
+    kernel = rows.lower(candidate, machine)
+    assert kernel and "about(" in kernel.source
+    mean, variance = (g[:, 0] for g in run_kernel(candidate, kernel, [data], flags=flags))
+    wide = data.astype(np.float64)
+    single = data.mean(axis=1, keepdims=True)
+    two_passes = np.square(data - single).mean(axis=1)
+    additions = 4096 // (4 * machine.vl) + length // 4096 + 8  # that one value goes through
+    for k, name in enumerate(HOSTILE):
+        exact = wide[k].mean(), wide[k].var()
+        about = exact[1] + (mean[k] - exact[0]) ** 2  # squares of differences from that mean
+        bound = max(4 * abs(two_passes[k] - exact[1]), 2e-6 * about)
+        assert abs(variance[k] - about) <= bound, (name, variance[k], about)
+        assert abs(mean[k] - exact[0]) <= additions * 2.0**-24 * np.abs(wide[k]).mean(), name
+
+
+def test_one_pass_beside_other_sums_and_values() -> None:
+    x = placeholder(of([2, LONG]))
+    y = p.maximum(x * 0.5 + 1.0, -1.0)
+    mean, variance = taken(y, 1)
+    assert "about(" in check([y, mean, variance])
+    assert "about(" in check([(y - mean) * p.rsqrt(variance + 1e-5), p.reduce_max(p.exp(y), 1)])
+    apart = y - mean
+    several = [p.reduce_sum(apart * apart, 1), p.reduce_max(p.abs_(apart), 1), apart]
+    assert "about(" in check(several)
+    z = placeholder(of([2, LONG]))
+    both = normalised(x, 1) * normalised(z, 1)
+    assert check(both).count("about(") == 2
+    assert "about(" not in check(p.reduce_mean(apart * x, 1)), "no square"
+
+
+def test_one_pass_has_one_order() -> None:
+    x = placeholder(of([3, LONG]))
+    mean, variance = taken(x, 1)
+    data = [noise(3, LONG) + np.float32(100)]
+    found = []
+    for outputs in ((mean,), (mean, variance), (mean, variance, x - mean), (mean, x - mean)):
+        candidate = candidate_of(outputs)
+        found.append(run_kernel(candidate, rows.lower(candidate), data))  # pyright: ignore
+    assert len({f[0].tobytes() for f in found}) == 1
+    assert len({f[1].tobytes() for f in found[1:3]}) == 1
+
+
+def test_one_pass_over_nan_and_infinities() -> None:
+    data = noise(6, LONG)
+    for row, (place, value) in enumerate([(5, np.nan), (4097, np.inf), (LONG - 1, -np.inf)]):
+        data[row, place] = value
+    data[3, :2] = np.inf, -np.inf
+    data[4] = np.inf
+    x = placeholder(of(data.shape))
+    assert "about(" in check(normalised(x, 1), inputs=[data])
+    assert "about(" in check(taken(x, 1), inputs=[data])
 
 
 def test_nan_and_infinities() -> None:

@@ -10,7 +10,8 @@ again if it is cheap.
 
 The order of a sum follows from shapes and layouts alone. Along the lanes, vectors go to four
 accumulators in turn, and blocks of `BLOCK` elements are folded and added in order; across rows,
-blocks of `SERIES` are.
+blocks of `SERIES` are. Squares of differences from a mean that the kernel computes are added up in
+the same pass as that where rows are long (`squares`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from fissile.ir.types import F32
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.lines import plus
 from fissile.targets.cpu.impls.pipeline import Pipeline, stage_of
+from fissile.targets.cpu.impls.squares import Squares, in_one_pass, mean_below
 from fissile.targets.cpu.impls.stages import OPS, border, places, softmax, stages
 from fissile.targets.cpu.impls.sums import added, in_blocks, in_registers, neutral
-from fissile.targets.cpu.impls.walk import GROUP, Piece, Walk, pieces_of, walk_of
+from fissile.targets.cpu.impls.walk import GROUP, SEVERAL, Piece, Walk, pieces_of, walk_of
 from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
 from fissile.targets.cpu.machine import Machine
 from fissile.tiles.cpp import compute_type, start
@@ -141,6 +143,7 @@ class _Rows:
         self.known: dict[Value, Known] = {}
         self.registers: set[str] = set()
         self.tops: set[str] = set()  # names of the maxima of a softmax
+        self.squares: dict[Node, tuple[Squares, str]] = {}  # added up in one pass, and their mean
         self.inverse: dict[str, str] = {}  # a statistic's name -> that of its reciprocal
 
     def _check(self, asked: Range) -> None:
@@ -201,6 +204,8 @@ class _Rows:
         kept = [v for v in self.full if level[v] == stage and v not in stored and self._is_dear(v)]
         kept += [v for v in self.far if stage == 0 and v not in kept]
         buffers = {v: self._buffer(f"e{len(self.buffers)}", v, stage) for v in kept}
+        taken = {n: self.squares[n] for n in sums if n in self.squares}
+        left = {n: a for n, a in sums.items() if n not in taken}
 
         def pass_over(b: Builder, env: Env, into: dict[Node, str]) -> list[Statement]:
             here = _moved(self.walk.here, env)
@@ -214,10 +219,11 @@ class _Rows:
             ]
 
         found: list[Tree] = []
-        if sums or given or kept:
+        if left or given or kept:
             found = (
-                self._across(sums, pass_over) if self.walk.lanes else self._along(sums, pass_over)
+                self._across(left, pass_over) if self.walk.lanes else self._along(left, pass_over)
             )
+        found += [Raw((squares.about(mean),)) for squares, mean in taken.values()]
         self._learn(stage, given, buffers)
         ends: list[Tree] = []
         for n, register in sums.items():
@@ -239,15 +245,56 @@ class _Rows:
         (piece,) = pieces_of(self.walk, None)
         if self.walk.turns:
             return [self._in_turns(sums, pass_over, piece)]
+        if self._is_large() and (found := self._in_one_pass(sums, pass_over, piece)):
+            return found
         trees = self._nest(piece.inner, lambda b, env: pass_over(b, env, sums))
-        if not sums and self.walk.length * 4 >= LARGE_BYTES:
+        ops = {a: (self._op(n), n.value.type.dtype) for n, a in sums.items()}
+        if not sums and self._is_large() and not self.squares:
             trees = [
                 replace(t, body=(*self._ahead(t, "fetch_later"), *t.body))
                 if isinstance(t, Lanes)
                 else t
                 for t in trees
             ]
-        return in_blocks(trees, {a: (self._op(n), n.value.type.dtype) for n, a in sums.items()})
+        return in_blocks(trees, ops)
+
+    def _is_large(self) -> bool:
+        """Is memory too slow to read a row more often than needed?"""
+        return self.walk.length * 4 >= LARGE_BYTES
+
+    def _in_one_pass(
+        self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]], piece: Piece
+    ) -> list[Tree] | None:
+        """A pass that also adds up squares of differences from means that it ends. None where there
+        are none, or the loop along the row is not whole."""
+        squares: dict[Node, tuple[Node, Squares]] = {}
+        for n in self.stages.reduces:
+            if (mean := mean_below(n, self.candidate.region.nodes)) in sums:
+                register = f"a{self.stages.reduces.index(n)}"
+                squares[n] = mean, Squares(sums[mean], register, self.walk.length)
+        if not squares:
+            return None
+
+        def value(b: Builder, env: Env, n: Node) -> Expr:
+            return b.at(n.inputs[0], _moved(self.walk.here, env))
+
+        def both(b: Builder, env: Env) -> list[Statement]:
+            more = (s.added(value(b, env, mean)) for mean, s in squares.values())
+            return [*pass_over(b, env, sums), *(st for each in more for st in each)]
+
+        def alone(mean: Node) -> Statements:
+            return lambda b, env: [Accumulate(sums[mean], "sum", value(b, env, mean))]
+
+        means = [mean for mean, _ in squares.values()]
+        whole = _lanes(self._nest(piece.inner, both))
+        first = {sums[m]: _lanes(self._nest(piece.inner, alone(m))) for m in means}
+        known = {a: lanes for a, lanes in first.items() if lanes is not None}
+        if whole is None or len(known) < len(first):
+            return None
+        for n, (_, s) in squares.items():
+            self.squares[n] = s, s.total.replace("a", "r")
+        ops = {a: (self._op(n), n.value.type.dtype) for n, a in sums.items()}
+        return in_one_pass(whole, known, ops, [s for _, s in squares.values()])
 
     def _in_turns(
         self, sums: dict[Node, str], pass_over: Callable[..., list[Statement]], piece: Piece
@@ -270,7 +317,9 @@ class _Rows:
             first = (GROUP, groups.name) if groups else 0
             folds = [f"h{self._op(n)}_rows({plus(a, first)}, {a}v);" for n, a in sums.items()]
             exponentials = any(n.value in self.softmax.sums for n in sums)
-            ahead = self._ahead(lanes) if exponentials and not self.pipelined else []
+            near = self.walk.width * self.walk.length <= SEVERAL
+            again = exponentials or (near and bool(self.ended[0]))  # arithmetic on what is near
+            ahead = self._ahead(lanes) if again and not self.pipelined else []
             few = self.walk.length <= SHORT and not self.softmax.sums
             unroll = [Raw((f"#pragma GCC unroll {width}",))] * few
             body = (
@@ -537,6 +586,11 @@ def _address(point: Point, strides: Sequence[int]) -> Index:
     for i, stride in zip(point, strides, strict=True):
         total = total + i * stride
     return total
+
+
+def _lanes(trees: Sequence[Tree]) -> Lanes | None:
+    """The one vector loop that these are."""
+    return trees[0] if len(trees) == 1 and isinstance(trees[0], Lanes) else None
 
 
 def _innermost(walk: Walk) -> Var | None:

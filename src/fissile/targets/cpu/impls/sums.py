@@ -3,7 +3,7 @@ then added to the rest. Those of lanes that are rows of their own in registers, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -67,7 +67,7 @@ def _blocked(tree: Tree, sums: Sums) -> list[Tree]:
         )
         return [replace(tree, less=less, other=other)]
     if isinstance(tree, Lanes):
-        return _cut(tree, BLOCK) if tree.var.extent > BLOCK else [tree]
+        return [*cut(tree, BLOCK)] if tree.var.extent > BLOCK else [tree]
     if not isinstance(tree, For):
         return [tree]
     if not all(isinstance(t, Do) for t in tree.body):
@@ -76,16 +76,16 @@ def _blocked(tree: Tree, sums: Sums) -> list[Tree]:
         return [replace(tree, body=tuple(b for t in tree.body for b in _blocked(t, sums)))]
     if tree.var.extent < 8 or not all(dtype.is_float for _, dtype in sums.values()):
         return [tree]
-    loops: list[Tree] = _cut(tree, SCALARS) if tree.var.extent > SCALARS else [tree]
+    loops = cut(tree, SCALARS) if tree.var.extent > SCALARS else [tree]
     return [_apart(t, sums) for t in loops]
 
 
-def _cut(tree: For | Lanes, size: int) -> list[Tree]:
+def cut(tree: For | Lanes, size: int) -> list[For | Lanes]:
     """One loop as a loop over blocks and what is left."""
     v = tree.var
     count, rest = divmod(v.extent, size)
     o, i = Var(f"{v.name}b", 0, count - 1), Var(v.name, 0, size - 1)
-    found: list[Tree] = (
+    found: list[For | Lanes] = (
         [For(o, (_moved(tree, v, i, var(o) * size),))] if count > 1 else [_moved(tree, v, i)]
     )
     if rest:
@@ -93,7 +93,7 @@ def _cut(tree: For | Lanes, size: int) -> list[Tree]:
     return found
 
 
-def _moved(tree: For | Lanes, v: Var, new: Var, offset=const(0)) -> Tree:  # noqa: B008
+def _moved(tree: For | Lanes, v: Var, new: Var, offset=const(0)) -> For | Lanes:  # noqa: B008
     at = var(new) + offset + v.lo
     body = tuple(
         Do(tuple(rewrite(t.statements, lambda i: substitute(i, lambda u: at if u == v else None))))
@@ -120,26 +120,35 @@ def _is_short(trees: Sequence[Tree]) -> bool:
     )
 
 
-def _renamed(trees: Sequence[Tree]) -> tuple[Tree, ...]:
-    """The same loops, accumulating into the registers of a part."""
+def renamed(trees: Sequence[Tree], name: Callable[[str], str]) -> tuple[Tree, ...]:
+    """The same loops, accumulating into other registers."""
     found: list[Tree] = []
     for t in trees:
         if isinstance(t, Do):
             statements = tuple(
-                replace(s, register=f"{s.register}p") if isinstance(s, Accumulate) else s
+                replace(s, register=name(s.register)) if isinstance(s, Accumulate) else s
                 for s in t.statements
             )
             found.append(Do(statements))
         elif isinstance(t, For):
-            found.append(replace(t, body=_renamed(t.body)))
+            found.append(replace(t, body=renamed(t.body, name)))
     return tuple(found)
 
 
-def _around(tree: For, body: tuple[Tree, ...], sums: Sums) -> Tree:
+def _renamed(trees: Sequence[Tree]) -> tuple[Tree, ...]:
+    return renamed(trees, lambda register: f"{register}p")
+
+
+def joined(register: str, op: str) -> str:
+    """A line that adds the register of a part to the whole."""
     both = {"sum": "{0} = {0} + {0}p;", "prod": "{0} = {0} * {0}p;", "max": "{0} = max({0}, {0}p);",
             "min": "{0} = min({0}, {0}p);", "greatest": "{0} = greatest({0}, {0}p);"}  # fmt: skip
+    return both[op].format(register)
+
+
+def _around(tree: For, body: tuple[Tree, ...], sums: Sums) -> Tree:
     opening = [declared(f"{a}p", *how) for a, how in sums.items()]
-    closing = [Raw((both[op].format(a),)) for a, (op, _) in sums.items()]
+    closing = [Raw((joined(a, op),)) for a, (op, _) in sums.items()]
     return Scope((*opening, replace(tree, body=body), *closing))
 
 

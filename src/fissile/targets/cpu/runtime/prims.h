@@ -143,6 +143,21 @@ template <int64_t extent, class F> FISSILE_INLINE void in_turn(F&& body) {
     for (int r = 0; r < n; r += VL)                                                          \
       store_rows<n>(y, r, folded_rows<VL>(a.v + r, [](vf p, vf q) { return both(p, q); }));  \
   }
+// Sums about a base, block by block: what `squares.py` adds up in one pass
+template <int blocks> struct Squares {
+  float base[blocks], sum[blocks], squares[blocks];
+  inline void put(int64_t block, float b, float s, float q) { base[block] = b, sum[block] = s, squares[block] = q; }
+  // squares of differences from `mean`; all blocks have `n` values but the last, which has `rest`
+  inline float about(float mean, float n, float rest) const {
+    float total = 0.0f;
+    for (int i = 0; i < blocks; ++i) {
+      const float apart = base[i] - mean;
+      const float more = fma(i + 1 < blocks ? n : rest, apart, 2.0f * sum[i]);
+      total = total + fma(apart, more, squares[i]);
+    }
+    return at_least(total, 0.0f);
+  }
+};
 // One vector for each of n rows; h..._rows(y, rows) folds each into one number as h... does, all together: y[r] = h...(v[r])
 template <int n> struct Rows {
   static constexpr int most = (n + VL - 1) / VL * VL;
@@ -159,7 +174,11 @@ template <int... i> struct Counted<0, i...> {
 };
 // in blocks of `size` lanes: the halves of a and of b that stay in their places, and those that change them
 template <int size, int... i> FISSILE_INLINE vf in_place(vf a, vf b, Places<i...>) {
+#if defined(FISSILE_BLEND)
+  return blend(a, b, (unsigned short)((i % size < size / 2 ? 0 : 1 << i) | ...));
+#else
   return FISSILE_PICK(a, b, (i % size < size / 2 ? i : VL + i)...);
+#endif
 }
 template <int size, int... i> FISSILE_INLINE vf crossed(vf a, vf b, Places<i...>) {
   return FISSILE_PICK(a, b, (i % size < size / 2 ? i + size / 2 : VL + i - size / 2)...);

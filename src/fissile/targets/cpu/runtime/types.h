@@ -205,6 +205,11 @@ FISSILE_INLINE void scatter(float* p, int64_t stride, vf v, int64_t n) {
 #else
 #define FISSILE_PICK(a, b, ...) __builtin_shuffle(a, b, vi{__VA_ARGS__})
 #endif
+#if defined(FISSILE_AVX512) && !defined(__clang__)
+// Lane i of b where bit i is set, else of a: FISSILE_PICK would be a shuffle, of which fewer run at a time.
+#define FISSILE_BLEND 1
+FISSILE_INLINE vf blend(vf a, vf b, unsigned short bits) { return __builtin_ia32_blendmps_512_mask(a, b, bits); }
+#endif
 #if defined(FISSILE_AVX512)
 #define FISSILE_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define FISSILE_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
