@@ -22,9 +22,10 @@ from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, Node
 from fissile.kernels.blend import linear_anchors
 from fissile.kernels.candidate import Candidate
-from fissile.verify import WrongAnswer, relative_error
+from fissile.verify import WrongAnswer, most_error, relative_error
 
-ATTEMPTS = 4  # plans; the last one adds no error
+ATTEMPTS = 4  # plans, and one more that adds no error
+ORDINARY = most_error("default")
 MARGIN = 0.5
 ANSWERS_S = 30.0  # for evaluations; contractions that are left get the largest answer
 TOO_MUCH = 2.0  # of all that is allowed
@@ -36,12 +37,17 @@ def allowance(
     graph: Graph, chosen: Sequence[Candidate], wrong: WrongAnswer, attempt: int
 ) -> Noise | None:
     """The noise of a candidate, as a share of what the next plan may have, after plan number
-    `attempt` (from 1), `chosen`, was wrong. None where the plan added no error of its own."""
+    `attempt` (from 1), `chosen`, was wrong. None where the plan added no error of its own.
+
+    Where measured answers have not helped, or nothing is known of the error, the next plan may
+    have what the default accuracy offers, and the one after that adds no error."""
     loud = [c for c in chosen if c.error]
-    if not loud or attempt >= ATTEMPTS:
+    if not loud or attempt > ATTEMPTS:
         return None
-    if attempt == ATTEMPTS - 1 or not np.isfinite(wrong.error):
-        return lambda c: TOO_MUCH if c.error else 0.0
+    if attempt >= ATTEMPTS - 1 or not np.isfinite(wrong.error):
+        is_loud = max(c.error for c in loud) > ORDINARY
+        most = ORDINARY if is_loud and attempt < ATTEMPTS else 0.0
+        return lambda c: TOO_MUCH if c.error > most else 0.0
     known = answers(graph, wrong.inputs, {anchor(c): c.error for c in loud})
     most = max(known.values(), default=1.0)
 

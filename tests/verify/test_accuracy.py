@@ -83,11 +83,23 @@ def test_the_last_plan_is_exact():
         assert noise is not None and all(noise(c) > 1 for c in plan)
 
 
+def test_before_it_stands_what_the_default_accuracy_offers():
+    """A plan of half precision that stays wrong does not cost the kernels of the default."""
+    graph = two_paths()
+    half, ordinary = chosen(graph, 10 * accuracy.ORDINARY, 0.5 * accuracy.ORDINARY)
+    for attempt, error in ((ATTEMPTS - 1, 2e-5), (1, float("inf"))):
+        noise = allowance(graph, [half, ordinary], WrongAnswer("", error, 1e-5, inputs()), attempt)
+        assert noise is not None and noise(half) > 1 and noise(ordinary) == 0.0
+    wrong = WrongAnswer("", 2e-5, 1e-5, inputs())
+    noise = allowance(graph, [half, ordinary], wrong, ATTEMPTS)
+    assert noise is not None and noise(half) > 1 and noise(ordinary) > 1
+
+
 def test_a_plan_without_errors_of_its_own_stays_wrong():
     graph = two_paths()
     plan = chosen(graph, 0.0, 0.0)
     assert allowance(graph, plan, WrongAnswer("", 2e-5, 1e-5, inputs()), 1) is None
-    assert allowance(graph, chosen(graph, 1e-6, 0), WrongAnswer("", 1, 0, []), ATTEMPTS) is None
+    assert allowance(graph, chosen(graph, 1e-6, 0), WrongAnswer("", 1, 0, []), ATTEMPTS + 1) is None
 
 
 # ---------------------------------------------------------------- whole compilations
