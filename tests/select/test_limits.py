@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from select_networks import random_hypergraph, random_problem
 from select_oracle import assert_runs
 
-from fissile.select import Column, MalformedProblem, Problem, select
+from fissile.select import ALL_ROWS, Column, MalformedProblem, Problem, select
+from fissile.select.clock import Clock
+from fissile.select.reduce import Reduced
+from fissile.select.solve import _branch, _Search
 
 
 def used(column: Column, resource: int = 0) -> float:
@@ -105,6 +108,14 @@ def test_without_silent_kernels():
 @given(st.integers(0, 10**9))
 def test_presolve_keeps_the_optimum(seed):
     assert_optimal(with_uses(random_hypergraph(seed), seed), presolve=False)
+
+
+def test_no_columns_are_no_solution_at_any_cost():
+    """What reduced costs leave of a program may be nothing at all."""
+    problem = with_uses(next(p for p in map(random_problem, range(99)) if p.outputs), 0)
+    search = _Search(problem, 0.0, ALL_ROWS, Clock(60.0), tuple(select(problem).chosen))
+    nothing = Reduced(replace(problem, columns=()), ())
+    assert _branch(search, nothing, ()) == float("inf")
 
 
 def test_noise_counts_only_where_it_is_limited():

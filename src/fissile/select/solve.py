@@ -190,6 +190,8 @@ def _explore(
         if lower >= top or search.clock.is_late:
             break
         ceiling = min(top, ceiling)
+        if ceiling <= lower * (1 + PROVEN):  # nothing is cheaper, and hundreds are as cheap
+            continue
         keep = survivors(problem, relaxed, ceiling)
         if len(keep) > WORTHWHILE * len(problem.columns):
             return max(lower, _branch(search, rest, relaxed.cuts))
@@ -226,6 +228,8 @@ def _keep(rest: Reduced, keep: Sequence[int], cuts: Sequence[Row]) -> tuple[Redu
 def _branch(search: _Search, rest: Reduced, cuts: Sequence[Row]) -> float:
     """HiGHS on the rest, with rows `founded` until its answer can start; a proven bound."""
     problem = rest.problem
+    if not problem.columns and not problem.free.issuperset(problem.outputs):
+        return float("inf")  # HiGHS would call it unsolved
     scale = 1000.0 / (search.cost or 1000.0)
     model = Model([column.cost * scale for column in problem.columns], integral=True)
     search.rows = max(search.rows, model.add([*rows(problem, search.families), *cuts]))
