@@ -88,7 +88,7 @@ class Place:
     def compiled(self, case: Case) -> tuple[fissile.Executable, dict[str, Any]]:
         """The executable, and what was found out when it was compiled."""
         folder = self.work / "compiled" / case.label
-        note = folder.with_suffix(".json")
+        note = folder.with_name(f"{case.label}.json")
         key = [self.source, case.tune]
         if note.exists() and folder.exists():
             facts = json.loads(note.read_text())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import parts
 import pytest
 import results
 import savings
@@ -57,6 +59,33 @@ def test_rows_are_kept_while_sources_and_settings_are_the_same(tmp_path):
     assert not results.is_there(path, Case("net", tune=1.0), "a")
     path.write_text(json.dumps({"at": {"source": "a"}, "case": asdict(case), "fault": "it fell"}))
     assert not results.is_there(path, case, "a")
+
+
+def test_what_was_compiled_is_kept_by_case(tmp_path, monkeypatch):
+    """The default and the fast one are two: neither is taken for the other."""
+
+    class Compiled:
+        def __init__(self, case):
+            self.manifest = SimpleNamespace(
+                facts={"selection": {"us": float(case.accuracy == "fast")}}, memory={}
+            )
+            report = SimpleNamespace(error=0.0, yardstick=0.0)
+            self.stages = SimpleNamespace(values={"verify": report})
+
+    def fresh(place, case, folder):
+        folder.mkdir(exist_ok=True)
+        (folder / "weights.bin").write_bytes(b"")
+        made.append(case.accuracy)
+        return Compiled(case)
+
+    made: list[str] = []
+    monkeypatch.setattr(parts.Place, "fresh", fresh)
+    monkeypatch.setattr(parts.fissile, "load", lambda folder, threads: None)
+    place = parts.Place(tmp_path, "a")
+    cases = [Case(CASE), Case(CASE, accuracy="fast")]
+    found = [place.compiled(case)[1]["selection"]["us"] for case in cases * 2]
+    assert found == [0.0, 1.0, 0.0, 1.0]
+    assert made == ["default", "fast"]
 
 
 def test_half_of_a_store_is_what_was_measured_first(tmp_path):
