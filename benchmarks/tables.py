@@ -24,7 +24,7 @@ and outputs shared. `best` is the ratio to the faster of the two. The sum of the
 compared with our latency in these rounds, and alone: one call after another, as kernels were
 measured, where no peer has used the caches and let the second processor sleep. Errors are the
 largest over the verification inputs, relative to the output's scale, against float64; the yardstick
-is the error of ONNX Runtime. Networks are compiled whole for `--tune {tune:g}`. Weights are random
+is the error of ONNX Runtime. Networks are compiled whole, for `--tune` {tune}. Weights are random
 where the network is not a real one.
 """
 
@@ -35,7 +35,8 @@ def written(rows: Sequence[Row], names: Sequence[str]) -> str:
     rows = sorted(rows, key=lambda r: (r["case"]["threads"], place.get(r["case"]["name"], 999)))
     if not rows:
         return "# Results\n\nNothing has been measured yet: `python benchmarks/results.py`.\n"
-    text = [HEAD.format(tune=rows[0]["case"]["tune"]), _origins(rows)]
+    tunes = sorted({r["case"]["tune"] for r in rows})
+    text = [HEAD.format(tune=" or ".join(f"{t:g}" for t in tunes)), _origins(rows)]
     for part, title, section in SECTIONS:
         mine = [r for r in rows if r["part"] == part]
         good = [r for r in mine if "fault" not in r]
