@@ -14,9 +14,10 @@ import numpy as np
 
 from fissile.ir.prims import PRIMS
 from fissile.ir.types import BOOL, F32, F64, DType
+from fissile.tiles.change import expressions
 from fissile.tiles.expr import FORMS, Choose, Expr, Literal, Load, Op, Register, operations
 from fissile.tiles.index import Var, text
-from fissile.tiles.nest import expressions, varying
+from fissile.tiles.lanes import varying
 from fissile.tiles.tree import (
     Accumulate,
     Define,

@@ -14,22 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 
-from fissile.ir.types import BOOL, F32
-from fissile.tiles.expr import (
-    OPEN,
-    Choose,
-    Expr,
-    Illegal,
-    Load,
-    Op,
-    Register,
-    Undecided,
-    operations,
-)
-from fissile.tiles.index import Fn, Index, Var, const, replaced, substitute, text, var
-from fissile.tiles.tree import Do, For, If, Lanes, Raw, Scope, Statement, Store, Tree, Turned
+from fissile.tiles.across import in_squares, transposed
+from fissile.tiles.change import addresses, rewrite, substitution
+from fissile.tiles.expr import OPEN, Illegal, Undecided
+from fissile.tiles.index import Fn, Index, Var, const, replaced, var
+from fissile.tiles.lanes import vectorises
+from fissile.tiles.tree import Do, For, If, Lanes, Statement, Store, Tree
 
 Env = Mapping[str, Index]  # the index of each original loop, by name
 Decided = Mapping[tuple[Index, int], bool | None]
@@ -190,9 +181,9 @@ class _Nest:
         loops, statements = _normal(loops, statements)
         loops, statements = _merge(loops, statements)
         loops = [v for v in loops if v.extent > 1]
-        turned = _transposed(loops, statements)
+        turned = transposed(loops, statements)
         if turned is None and self.lanes and self.outer is None:
-            turned = _in_squares(loops, statements, self.far)
+            turned = in_squares(loops, statements, self.far)
         if turned is not None:
             return turned
         tree: tuple[Tree, ...] = (Do(tuple(statements)),)
@@ -255,71 +246,6 @@ def _functions(statements: Sequence[Statement]) -> Iterator[Fn]:
                 stack += atom.args
 
 
-def expressions(e: Expr) -> Iterator[Expr]:
-    """Every distinct part, the whole first."""
-    seen: set[int] = set()
-    stack = [e]
-    while stack:
-        e = stack.pop()
-        if id(e) in seen:
-            continue
-        seen.add(id(e))
-        yield e
-        if isinstance(e, Op):
-            stack.extend(e.args)
-        elif isinstance(e, Choose):
-            stack += [e.less, e.other]
-
-
-def addresses(statements: Sequence[Statement]) -> Iterator[Index]:
-    for s in statements:
-        if isinstance(s, Store):
-            yield s.address
-        for e in expressions(s.value):
-            if isinstance(e, Load):
-                yield e.address
-            elif isinstance(e, Choose):
-                yield e.index
-
-
-def rewrite(statements: Sequence[Statement], change: Callable[[Index], Index]) -> list[Statement]:
-    """The same statements with every address changed; shared parts stay shared."""
-    return [
-        replace(s, address=change(s.address)) if isinstance(s, Store) else s
-        for s in _mapped(statements, lambda e, visit: _changed(e, change, visit))
-    ]
-
-
-def exchange(
-    statements: Sequence[Statement], other: Callable[[Expr], Expr | None]
-) -> list[Statement]:
-    """The same statements with some parts exchanged for others; shared parts stay shared."""
-    return _mapped(statements, lambda e, visit: other(e) or _changed(e, lambda i: i, visit))
-
-
-def _mapped(
-    statements: Sequence[Statement], change: Callable[[Expr, Callable[[Expr], Expr]], Expr]
-) -> list[Statement]:
-    memo: dict[int, Expr] = {}
-
-    def visit(e: Expr) -> Expr:
-        if id(e) not in memo:
-            memo[id(e)] = change(e, visit)
-        return memo[id(e)]
-
-    return [replace(s, value=visit(s.value)) for s in statements]
-
-
-def _changed(e: Expr, change: Callable[[Index], Index], visit: Callable[[Expr], Expr]) -> Expr:
-    if isinstance(e, Load):
-        return replace(e, address=change(e.address))
-    if isinstance(e, Op):
-        return replace(e, args=tuple(visit(a) for a in e.args))
-    if isinstance(e, Choose):
-        return replace(e, index=change(e.index), less=visit(e.less), other=visit(e.other))
-    return e
-
-
 def _normal(loops: list[Var], statements: list[Statement]) -> tuple[list[Var], list[Statement]]:
     """Every loop from 0; loops of one step vanish."""
     for v in loops:
@@ -339,185 +265,9 @@ def _merge(loops: list[Var], statements: list[Statement]) -> tuple[list[Var], li
             e.depends_nonlinearly(o) or e.depends_nonlinearly(i) for e in every
         ):
             both = Var(i.name, 0, o.extent * i.extent - 1)
-            statements = rewrite(statements, _substitution({o: const(0), i: var(both)}))
+            statements = rewrite(statements, substitution({o: const(0), i: var(both)}))
             loops[at : at + 2] = [both]
             at = min(at, len(loops) - 2) if at < len(loops) - 1 else at - 1
             continue
         at -= 1
     return loops, statements
-
-
-def _substitution(new: Mapping[Var, Index]) -> Callable[[Index], Index]:
-    return lambda e: substitute(e, new.get)
-
-
-def _transposed(loops: list[Var], statements: list[Statement]) -> tuple[Tree, ...] | None:
-    """A copy whose contiguous axis differs on its two sides, as a call of the blocked transpose."""
-    if (
-        len(statements) != 1
-        or not isinstance(s := statements[0], Store)
-        or not isinstance(s.value, Load)
-    ):
-        return None
-    into, out_of = s.address, s.value.address
-    if not (into.is_affine and out_of.is_affine):
-        return None
-    rows = [
-        v for v in loops if into.coefficient(v) == 1 and out_of.coefficient(v) > 1 and v.extent >= 4
-    ]
-    columns = [
-        v for v in loops if out_of.coefficient(v) == 1 and into.coefficient(v) > 1 and v.extent >= 4
-    ]
-    if len(rows) != 1 or len(columns) != 1:
-        return None
-    r, c = rows[0], columns[0]
-    rest = _substitution({r: const(0), c: const(0)})
-    call = (
-        f"transpose({s.pointer} + {text(rest(into))}, {into.coefficient(c)}, "
-        f"{s.value.pointer} + {text(rest(out_of))}, {out_of.coefficient(r)}, "
-        f"{r.extent}, {c.extent});"
-    )
-    tree: tuple[Tree, ...] = (Raw((call,)),)
-    for v in reversed([v for v in loops if v not in (r, c)]):
-        tree = (For(v, tree),)
-    return tree
-
-
-ROWS, COLUMNS = 32, 64  # of a square: it stays in the first cache
-LIGHT = 4  # operations: the registers hold a block of 16 rows that are computed with as few
-
-
-def _in_squares(
-    loops: list[Var], statements: list[Statement], far: bool
-) -> tuple[Tree, ...] | None:
-    """Arithmetic on inputs that lie across the output: computed along the inputs, with lanes, and
-    transposed in registers, or through a square where the arithmetic needs the registers."""
-    if len(statements) != 1 or not isinstance(s := statements[0], Store):
-        return None
-    loads = [e.address for e in expressions(s.value) if isinstance(e, Load)]
-    if not all(e.is_affine for e in (s.address, *loads)):
-        return None
-    long = [v for v in loops if v.extent >= 16]
-    rows = [v for v in long if s.address.coefficient(v) == 1]
-    columns = [
-        v
-        for v in long
-        if s.address.coefficient(v) > 1 and all(e.coefficient(v) in (0, 1) for e in loads)
-        if any(e.coefficient(v) == 1 for e in loads)
-    ]
-    if len(rows) != 1 or len(columns) != 1:
-        return None
-    r, c = rows[0], columns[0]
-    crosses = any(e.coefficient(c) == 1 and e.coefficient(r) > 1 for e in loads)
-    if not crosses or not vectorises([replace(s, address=var(c))], c):
-        return None
-    if operations(s.value) <= LIGHT and not far:
-        corner = replace(s, address=substitute(s.address, {r: const(0), c: const(0)}.get))
-        tree: tuple[Tree, ...] = (Turned(corner, r, c, s.address.coefficient(c)),)
-    else:
-        tree = (_squares(s, r, c, far),)
-    for v in reversed([v for v in loops if v not in (r, c)]):
-        tree = (For(v, tree),)
-    return tree
-
-
-def _squares(s: Store, r: Var, c: Var, far: bool) -> Tree:
-    squares = [
-        t for a in _cut(r, ROWS) for b in _cut(c, COLUMNS) for t in _square(s, r, c, a, b, far)
-    ]
-    declared = Raw((f"alignas(64) float square[{ROWS * COLUMNS}];",))
-    return Scope((declared, *squares))
-
-
-Cut = tuple[Var | None, Index, Var]  # a loop over blocks, where a block begins, a loop inside it
-
-
-def _cut(v: Var, size: int) -> list[Cut]:
-    """Whole blocks, and what is left."""
-    count, rest = divmod(v.extent, size)
-    blocks = Var(f"{v.name}b", 0, count - 1)
-    whole: list[Cut] = [(blocks, var(blocks) * size, Var(v.name, 0, size - 1))] if count else []
-    return whole + ([(None, const(count * size), Var(v.name, 0, rest - 1))] if rest else [])
-
-
-def _square(s: Store, r: Var, c: Var, rows: Cut, columns: Cut, far: bool) -> tuple[Tree, ...]:
-    """The squares of one size: `s` with r and c in these blocks."""
-    (over_rows, top, i), (over_columns, left, j) = rows, columns
-    (moved,) = rewrite([s], _substitution({r: top + var(i), c: left + var(j)}))
-    into = Store("square", var(i) * COLUMNS + var(j), moved.value)
-    step, lanes = s.address.coefficient(c), vectorises([into], j)
-    corner = f"{s.pointer} + {text(substitute(s.address, {r: top, c: left}.get))}"
-    ahead = _ahead(moved.value, corner, step, i, j) if far and lanes else ()
-    along = (Lanes if lanes else For)(j, (*ahead, Do((into,))))
-    call = f"transpose({corner}, {step}, square, {COLUMNS}, {i.extent}, {j.extent});"
-    tree: tuple[Tree, ...] = (For(i, (along,)), Raw((call,)))
-    for v in (over_columns, over_rows):
-        tree = tree if v is None else (For(v, tree),)
-    return tree
-
-
-LINE = 16  # floats
-
-
-def _ahead(value: Expr, corner: str, step: int, i: Var, j: Var) -> tuple[Tree, ...]:
-    """Asks, while a square is computed, for the lines that it is stored to, some for each of its
-    rows, and for what the next square reads along them."""
-    if i.extent != ROWS or j.extent % LINE:
-        return ()
-    column = f"({i.name} / 2 * {j.extent // LINE} + {j.name} / {LINE})"
-    lines = [f"fetch_later({corner} + {step} * {column} + {i.name} % 2 * {LINE});"]
-    for e in expressions(value):
-        if isinstance(e, Load) and e.address.coefficient(i) > 1:
-            lines.append(f"fetch_later({e.pointer} + {text(e.address + j.extent)});")
-    return (Raw(tuple(lines)),)
-
-
-_SCALAR_ONLY = {"cast", "not", "mod", "fmod", "is_nan", "is_inf", "xor"}
-
-
-def vectorises(statements: Sequence[Statement], lane: Var) -> bool:
-    """Is it right and worth it to run these statements with `lane` as the vector axis?"""
-    return lane.extent >= 4 and fits_lanes(statements, lane)
-
-
-def fits_lanes(statements: Sequence[Statement], lane: Var) -> bool:
-    """Is it right to run these statements with `lane` as the vector axis?"""
-    return all(
-        (not isinstance(s, Store) or lane.extent == 1 or _unit(s.address, lane))
-        and s_dtype(s.value) is F32
-        and all(_lane_safe(e, lane) for e in expressions(s.value))
-        for s in statements
-    )
-
-
-def s_dtype(e: Expr) -> object:
-    return e.dtype
-
-
-def _unit(address: Index, lane: Var) -> bool:
-    return address.coefficient(lane) == 1 and not address.depends_nonlinearly(lane)
-
-
-def _lane_safe(e: Expr, lane: Var) -> bool:
-    if isinstance(e, Load):
-        if lane not in e.address.vars:
-            return True
-        return e.dtype is F32 and not e.address.depends_nonlinearly(lane)
-    if isinstance(e, Choose):
-        return lane not in e.index.vars
-    if isinstance(e, Op):
-        varies = varying(e, lane)
-        return not varies or (e.dtype in (F32, BOOL) and e.prim not in _SCALAR_ONLY)
-    return True
-
-
-def varying(e: Expr, lane: Var | None) -> bool:
-    """Does the value differ from lane to lane?"""
-    if lane is None:
-        return False
-    for part in expressions(e):
-        if isinstance(part, Load) and lane in part.address.vars:
-            return True
-        if isinstance(part, Register) and part.lanes:
-            return True
-    return False

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fissile.kernels.candidate import Candidate
 from fissile.targets.cpu.impls.lines import block
+from fissile.tiles.change import expressions
 from fissile.tiles.expr import Load
 from fissile.tiles.index import Index, Var, text
-from fissile.tiles.nest import expressions
 from fissile.tiles.tree import Store
 
 LEAST_TERMS = 16  # of a sum that takes longer than to ask

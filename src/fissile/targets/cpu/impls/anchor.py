@@ -21,7 +21,8 @@ from fissile.targets.cpu.impls.ahead import Places, places
 from fissile.targets.cpu.impls.writer import Writer, range_of, strides_of
 from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward, operations
 from fissile.tiles.index import Index, Var, dot, floordiv, mod, var
-from fissile.tiles.nest import Decided, Env, fits_lanes, nest
+from fissile.tiles.lanes import fits_lanes
+from fissile.tiles.nest import Decided, Env, nest
 from fissile.tiles.place import place_of
 from fissile.tiles.tree import Do, If, Store, Tree
 

@@ -22,10 +22,12 @@ from fissile.targets.cpu.impls.heads import Heads, heads_of
 from fissile.targets.cpu.impls.product_tile import accumulator
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.targets.cpu.machine import Machine
+from fissile.tiles.change import exchange
 from fissile.tiles.cpp import literal
 from fissile.tiles.expr import Builder, Expr, Illegal, Literal, Load, Op, Point, Undecided, forward
 from fissile.tiles.index import Index, Var, const, dot, text, var
-from fissile.tiles.nest import Decided, Env, exchange, fits_lanes, loop, nest
+from fissile.tiles.lanes import fits_lanes
+from fissile.tiles.nest import Decided, Env, loop, nest
 from fissile.tiles.tree import Define, Store, Tree
 
 LOG2_E = 1.4426950408889634

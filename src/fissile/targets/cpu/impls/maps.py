@@ -15,9 +15,10 @@ from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.targets.cpu.impls.writer import Writer, block_of
 from fissile.targets.cpu.machine import Machine
+from fissile.tiles.change import expressions
 from fissile.tiles.expr import EITHER, Builder, Illegal, Load
 from fissile.tiles.index import Index, Var, const, var
-from fissile.tiles.nest import Decided, Env, Make, divisions, expressions, loop, nest
+from fissile.tiles.nest import Decided, Env, Make, divisions, loop, nest
 from fissile.tiles.place import place_of
 from fissile.tiles.tree import Store, Tree, statements
 

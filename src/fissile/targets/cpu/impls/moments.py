@@ -21,7 +21,8 @@ from fissile.targets.cpu.impls.lines import block, plus
 from fissile.targets.cpu.impls.writer import Writer, strides_of
 from fissile.tiles.expr import Builder, Illegal, Register, forward
 from fissile.tiles.index import Index, Var, const, var
-from fissile.tiles.nest import Decided, Env, fits_lanes, nest
+from fissile.tiles.lanes import fits_lanes
+from fissile.tiles.nest import Decided, Env, nest
 from fissile.tiles.place import place_of
 from fissile.tiles.tree import Do, Store
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fissile.tiles.change import exchange, expressions, rewrite
 from fissile.tiles.expr import Load
 from fissile.tiles.index import Index, Var, substitute, var
-from fissile.tiles.nest import exchange, expressions, rewrite
 from fissile.tiles.tree import (
     Do,
     For,

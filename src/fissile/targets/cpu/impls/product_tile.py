@@ -14,7 +14,7 @@ from fissile.targets.cpu.impls.product import Product, product
 from fissile.targets.cpu.impls.writer import strides_of
 from fissile.tiles.expr import Builder, Expr, Illegal, Leaf, Point, Register, forward
 from fissile.tiles.index import Index, Var, dot
-from fissile.tiles.nest import vectorises
+from fissile.tiles.lanes import vectorises
 from fissile.tiles.tree import Store
 
 UNROLLED = 10  # vector operations of an epilogue that is printed once for each accumulator

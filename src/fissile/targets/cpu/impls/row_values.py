@@ -15,6 +15,7 @@ from fissile.targets.cpu.impls.squares import Squares
 from fissile.targets.cpu.impls.stages import border, places, softmax, stages
 from fissile.targets.cpu.impls.walk import Piece, Walk, walk_of
 from fissile.targets.cpu.impls.writer import Range, Writer, range_of, strides_of
+from fissile.tiles.change import addresses, exchange, expressions
 from fissile.tiles.cpp import compute_type
 from fissile.tiles.expr import (
     EITHER,
@@ -30,7 +31,7 @@ from fissile.tiles.expr import (
     operations,
 )
 from fissile.tiles.index import Index, Var, const, substitute, var
-from fissile.tiles.nest import Decided, Env, addresses, exchange, expressions, nest
+from fissile.tiles.nest import Decided, Env, nest
 from fissile.tiles.tree import (
     Define,
     Do,

@@ -31,6 +31,7 @@ from fissile.targets.cpu.impls.sums import added, in_blocks, in_registers, neutr
 from fissile.targets.cpu.impls.walk import GROUP, SEVERAL, Piece, Walk, pieces_of
 from fissile.targets.cpu.impls.writer import Range, Writer, range_of
 from fissile.targets.cpu.machine import Machine
+from fissile.tiles.change import expressions
 from fissile.tiles.cpp import start
 from fissile.tiles.expr import (
     Builder,
@@ -40,7 +41,7 @@ from fissile.tiles.expr import (
     Load,
 )
 from fissile.tiles.index import const, text, var
-from fissile.tiles.nest import Env, expressions, loop
+from fissile.tiles.nest import Env, loop
 from fissile.tiles.tree import (
     Accumulate,
     Do,

@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 from fissile.ir.graph import Node
 from fissile.ir.types import F32
 from fissile.targets.cpu.impls.sums import BLOCK, Sums, cut, declared, joined, renamed
+from fissile.tiles.change import rewrite
 from fissile.tiles.expr import Expr, Literal, Op, Register
 from fissile.tiles.index import Index, const, substitute, text, var
-from fissile.tiles.nest import rewrite
 from fissile.tiles.tree import Accumulate, Do, For, Lanes, Raw, Scope, Statement, Tree
 
 

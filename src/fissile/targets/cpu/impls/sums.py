@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from fissile.ir.types import BOOL, F32, DType
+from fissile.tiles.change import rewrite
 from fissile.tiles.cpp import compute_type, literal, product_of
 from fissile.tiles.expr import Expr, Op
 from fissile.tiles.index import Var, const, substitute, var
-from fissile.tiles.nest import rewrite
 from fissile.tiles.tree import (
     Accumulate,
     Do,

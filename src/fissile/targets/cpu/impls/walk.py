@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from fissile.ir.graph import Value
 from fissile.ir.types import F32
 from fissile.targets.cpu.impls.stages import Stages
+from fissile.tiles.change import expressions
 from fissile.tiles.expr import EITHER, Builder, Illegal, Leaf, Load, Point
 from fissile.tiles.index import Index, Var, const, flatten, substitute, unflatten, var
-from fissile.tiles.nest import Env, expressions, loop
+from fissile.tiles.nest import Env, loop
 
 TILE_ELEMENTS = 4096
 WIDTH = 64  # rows side by side that use whole cache lines
