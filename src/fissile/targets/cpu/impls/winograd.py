@@ -138,30 +138,17 @@ class Cut:
 
 def cut(s: Slide, m: int, machine: Machine, asked: Mapping[str, Any]) -> Cut:
     """The cut of least modelled cycles; `asked` may fix mr, nv, rows, splits and together."""
-    fixed = tuple((k, asked[k]) for k in _FREE if k in asked)
-    return _cut(s.n, s.c, s.m, s.oh, s.ow, m, machine, fixed)
-
-
-_FREE = ("mr", "nv", "rows", "splits", "together")
-
-
-@cache
-def _cut(
-    n: int, c: int, k: int, oh: int, ow: int, m: int, machine: Machine,
-    fixed: tuple[tuple[str, int], ...],
-) -> Cut:  # fmt: skip
-    cuts = _cuts(n, c, k, oh, ow, m, machine)
-    fits = [one for one in cuts if _is_as_asked(one, fixed)]
+    cuts = _cuts(s.n, s.c, s.m, s.oh, s.ow, m, machine)
+    fits = [c for c in cuts if _is_as_asked(c, asked)]
     if not fits:
-        raise Illegal(f"no cut fits {dict(fixed)}")
-    return min(fits, key=lambda one: one.cycles)
+        raise Illegal(f"no cut fits {dict(asked)}")
+    return min(fits, key=lambda c: c.cycles)
 
 
-def _is_as_asked(c: Cut, fixed: tuple[tuple[str, int], ...]) -> bool:
-    own = dict(
-        zip(_FREE, (c.mr, c.lanes.nv, c.tiling.rows, c.tiling.splits, c.together), strict=True)
-    )
-    return all(own[k] == v for k, v in fixed)
+def _is_as_asked(c: Cut, asked: Mapping[str, Any]) -> bool:
+    own = {"mr": c.mr, "nv": c.lanes.nv, "rows": c.tiling.rows, "splits": c.tiling.splits,
+           "together": c.together}  # fmt: skip
+    return all(asked.get(k, v) == v for k, v in own.items())
 
 
 @cache
