@@ -95,8 +95,10 @@ def test_an_answer_serves_where_it_is_near_enough_or_had_as_long(unsolvable):
     far = facts | {"bound": 0.9 * facts["objective"], "gap": 0.1, "limit_s": 5.0}
     kept.texts[digest] = json.dumps(far)
     unsolvable()
-    assert solved(problem, Asked(0.2, 60.0, once=False), (), kept).gap == 0.1
-    assert solved(problem, Asked(0.0, 5.0, once=False), (), kept).gap == 0.1
+    for asked, status in ((Asked(0.2, 60.0, once=False), "within_gap"),
+                          (Asked(0.0, 5.0, once=False), "time_limit")):  # fmt: skip
+        again = solved(problem, asked, (), kept)
+        assert (again.gap, again.status) == (0.1, status)
     with pytest.raises(AssertionError, match="solved again"):
         solved(problem, Asked(0.0, 6.0, once=False), (), kept)
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from fissile.select.cuts import is_solution
 from fissile.select.program import Problem
 from fissile.select.relax import cost_of
-from fissile.select.solve import Selected, select
+from fissile.select.solve import Selected, reached, select
 
 LEAST_S = 0.2  # what took less is solved again
 DIGITS = 6  # of a reduced cost
@@ -96,4 +96,5 @@ def _read(text: str, problem: Problem, asked: Asked) -> Selected | None:
     fits = len(reduced) in (0, len(problem.columns))
     if not (is_near and is_priced and is_proven and runs and fits):
         return None
-    return replace(known, chosen=chosen, reduced=reduced)
+    status = reached(known.gap, asked.gap)
+    return replace(known, chosen=chosen, reduced=reduced, status=status)

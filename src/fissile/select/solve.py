@@ -141,12 +141,17 @@ def _select_once(problem: Problem, time_limit: float, gap: float) -> Selected:
     objective = cost_of(problem, chosen)
     bound = min(bound, objective)
     apart = (objective - bound) / objective if objective else 0.0
-    reached = "within_gap" if apart <= gap + 1e-9 else "time_limit"
-    status = "optimal" if apart <= PROVEN else reached
+    status = reached(apart, gap)
     none = (None,) * len(problem.columns)
     return Selected(
         tuple(chosen), objective, bound, apart, seconds, status, columns, count, 1, none
     )
+
+
+def reached(gap: float, asked: float) -> str:
+    """The status of a solution that is proven to be this near to the optimum."""
+    within = "within_gap" if gap <= asked + 1e-9 else "time_limit"
+    return "optimal" if gap <= PROVEN else within
 
 
 def _first_solution(
@@ -260,9 +265,7 @@ def _report(search: _Search, seconds: float) -> Selected:
     objective = cost_of(search.problem, chosen)
     bound = min(search.bound, objective)
     gap = (objective - bound) / objective if objective else 0.0
-    reached = "within_gap" if gap <= search.gap + 1e-9 else "time_limit"
-    status = "optimal" if gap <= PROVEN else reached
     return Selected(
-        tuple(chosen), objective, bound, gap, seconds, status,
+        tuple(chosen), objective, bound, gap, seconds, reached(gap, search.gap),
         search.columns, search.rows, search.rounds, search.reduced,
     )  # fmt: skip

@@ -32,13 +32,7 @@ from fissile.tiles.expr import (
 )
 from fissile.tiles.index import Index, Var, const, substitute, var
 from fissile.tiles.nest import Decided, Env, nest
-from fissile.tiles.tree import (
-    Define,
-    Do,
-    Statement,
-    Store,
-    Tree,
-)
+from fissile.tiles.tree import Define, Do, Statement, Store, Tree
 
 DEAR = 8.0  # operations and loads from which on a value is kept for later stages
 KEPT_BYTES = 1 << 20  # no buffer for kept values is larger
