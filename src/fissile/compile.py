@@ -135,20 +135,32 @@ def compile(
     begin = references.begin if verify else None
     selection = stages.observe("tune", choose(seconds, None, begin))
     with _place(folder) as where:
-        for attempt in count(1):
-            try:
-                make(where, graph, cpu, selection, toolchain, facts, stages, right)
-                break
-            except WrongAnswer as wrong:
-                noise = allowance(graph, selection.chosen, wrong, attempt)
-                if noise is None:
-                    raise
-                selection = stages.observe("tune", choose(RETUNE * seconds, noise, None))
+        made = partial(make, where, graph, cpu, toolchain=toolchain, facts=facts, stages=stages)
+        made, again = partial(made, check=right), partial(choose, RETUNE * seconds)
+        selection = until_right(graph, selection, made, again, stages)
         executable = load_artifact(
             where, threads, verify=False, selection=selection, temporary=folder is None
         )
     executable.stages = stages
     return executable
+
+
+def until_right(
+    graph: Graph, selection: Selection, made: Callable[[Selection], None],
+    again: Callable[[Noise, Measured], Selection], stages: Stages,
+) -> Selection:  # fmt: skip
+    """`selection`, or the first after it whose program is right: `made` makes and checks it,
+    `again` chooses within a limit on noise. Raises WrongAnswer where the last one is wrong too."""
+    for attempt in count(1):
+        try:
+            made(selection)
+            break
+        except WrongAnswer as wrong:
+            noise = allowance(graph, selection.chosen, wrong, attempt)
+            if noise is None:
+                raise
+            selection = stages.observe("tune", again(noise, None))
+    return selection
 
 
 @contextmanager
