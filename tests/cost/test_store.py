@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import time
 import warnings
+from contextlib import closing
 
 import pytest
 
@@ -291,3 +293,39 @@ def test_an_answer_that_cannot_be_read_is_none(tmp_path):
             assert store(path).recall("a") is None
     assert Store(None, HERE).recall("a") is None
     Store(None, HERE).remember("a", "text")
+
+
+@pytest.mark.parametrize("answer", [None, "text"])
+def test_times_are_read_where_no_answer_can_be_written(tmp_path, monkeypatch, answer):
+    """The file may not be written, and is from before there were answers, or has one."""
+    path = tmp_path / "s"
+    store(path).put({"k": Timing(1.0)})
+    if answer:
+        store(path).remember("a", answer)
+    plain = sqlite3.connect
+
+    def read_only(path):
+        return plain(f"file:{path}?mode=ro", uri=True)
+
+    with closing(plain(path)) as held:  # so that SQLite finds what lies beside the file
+        held.execute("select * from time").fetchall()
+        monkeypatch.setattr("fissile.cost.store._connected", read_only)
+        one = store(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert one.recall("a") == answer
+            one.remember("b", "text")
+            assert one.recall("b") is None
+            assert one.get(["k"])["k"].us == 1.0
+
+
+def test_an_answer_does_not_wait_for_who_writes(tmp_path):
+    path = tmp_path / "s"
+    store(path).put({"k": Timing(1.0)})
+    store(path).remember("a", "text")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("begin immediate")
+        one, begin = store(path), time.monotonic()
+        assert one.recall("a") == "text"
+        one.remember("b", "text")
+        assert time.monotonic() - begin < 5 and one.get(["k"])["k"].us == 1.0

@@ -49,6 +49,7 @@ create table if not exists answer (
 ) without rowid
 """
 ANSWERS = 256  # kept: those that were of use last
+ANSWER_BYTES = 64 << 20  # no text is longer
 _BUSY_MS = 30_000
 CLAIM_S = 120.0  # a claim outlives its process no longer, wherever it ran
 _NOT_THE_FILE = {  # what SQLite reports where the machine or another process is in the way
@@ -164,12 +165,15 @@ class Store:
         """The text remembered under `digest`."""
 
         def read(db: sqlite3.Connection) -> str | None:
-            row = db.execute("select text from answer where digest = ?", (digest,)).fetchone()
+            try:
+                row = db.execute("select text from answer where digest = ?", (digest,)).fetchone()
+            except sqlite3.OperationalError:  # no such table
+                return None
             if row is None:
                 return None
-            db.execute("update answer set at = ? where digest = ?", (time.time(), digest))
+            _at_once(db, "update answer set at = ? where digest = ?", (time.time(), digest))
             try:
-                return zlib.decompress(row[0]).decode()
+                return zlib.decompressobj().decompress(row[0], ANSWER_BYTES).decode()
             except (zlib.error, TypeError, ValueError):
                 return None
 
@@ -181,9 +185,10 @@ class Store:
 
         def write(db: sqlite3.Connection) -> None:
             row = (digest, packed, time.time())
-            db.execute("insert or replace into answer values (?, ?, ?)", row)
-            db.execute(
-                "delete from answer where digest not in "
+            _at_once(db, _ANSWERS)
+            _at_once(db, "insert or replace into answer values (?, ?, ?)", row)
+            _at_once(
+                db, "delete from answer where digest not in "
                 "(select digest from answer order by at desc limit ?)", (ANSWERS,),
             )  # fmt: skip
 
@@ -274,6 +279,13 @@ def _lock(path: Path, how: int) -> Iterator[None]:
         yield
 
 
+def _at_once(db: sqlite3.Connection, statement: str, values: Sequence[Any] = ()) -> None:
+    """What can be done without, where another process writes or nobody may."""
+    with suppress(sqlite3.OperationalError):
+        db.execute("pragma busy_timeout = 100")
+        db.execute(statement, values)
+
+
 def _connected(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=_BUSY_MS / 1000)
 
@@ -287,7 +299,6 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.execute("pragma synchronous = normal")
     db.execute(_TABLE)
     db.execute(_CLAIMS)
-    db.execute(_ANSWERS)
     if found != SCHEMA:
         db.execute(f"pragma user_version = {SCHEMA}")
     db.commit()

@@ -1,8 +1,8 @@
 """Solutions that were found before: the same program need not be solved twice.
 
 What a solution is, and what bound was proven, depends on the program alone, so both are kept under
-its digest. A remembered answer serves where it is as near to its bound as is asked now, or had as
-much time; its set is checked and priced again before anyone believes it.
+its digest once they are as near as was asked. An answer serves where it is as near as is asked now.
+Its set is checked and priced again before anyone believes it; its bound is trusted.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
+from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,8 +53,8 @@ def solved(
     found = select(
         problem, time_limit=asked.limit_s, gap=asked.gap, start=start, once=asked.once
     )  # fmt: skip
-    if memory and found.seconds >= LEAST_S and found.status != "infeasible":
-        memory.remember(key, _written(found, asked))
+    if memory and found.seconds >= LEAST_S and found.status in ("optimal", "within_gap"):
+        memory.remember(key, _written(found))
     return found
 
 
@@ -74,27 +75,50 @@ def _solver() -> str:
     return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()[:12]
 
 
-def _written(found: Selected, asked: Asked) -> str:
+def _written(found: Selected) -> str:
+    facts = {k: v for k, v in asdict(found).items() if k in _KEPT}
     reduced = [d if d is None else float(f"{d:.{DIGITS}g}") for d in found.reduced]
-    return json.dumps({**asdict(found), "reduced": reduced, "limit_s": asked.limit_s})
+    return json.dumps(facts | {"reduced": reduced})
+
+
+_KEPT = ("chosen", "bound", "seconds", "columns", "rows", "rounds")
 
 
 def _read(text: str, problem: Problem, asked: Asked) -> Selected | None:
     """What was remembered, if it answers this; None also where the text is no answer."""
     try:
         facts = json.loads(text)
-        limit_s = float(facts.pop("limit_s"))
-        known = Selected(**facts)
-        chosen = tuple(map(int, known.chosen))
-        reduced = tuple(d if d is None else float(d) for d in known.reduced)
-        is_near = known.gap <= asked.gap + 1e-9 or limit_s >= asked.limit_s
-        is_priced = math.isclose(cost_of(problem, chosen), known.objective, rel_tol=1e-9)
-        is_proven = known.bound <= known.objective * (1 + 1e-9)
-        runs = is_solution(problem, chosen)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        chosen = tuple(map(index, facts["chosen"]))
+        bound, seconds = float(facts["bound"]), float(facts["seconds"])
+        columns, rows, rounds = (index(facts[k]) for k in ("columns", "rows", "rounds"))
+        reduced = tuple(d if d is None else float(d) for d in facts["reduced"])
+    except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, MemoryError):
         return None
-    fits = len(reduced) in (0, len(problem.columns))
-    if not (is_near and is_priced and is_proven and runs and fits):
+    if len(reduced) not in (0, len(problem.columns)) or not _runs(problem, chosen, asked.once):
         return None
-    status = reached(known.gap, asked.gap)
-    return replace(known, chosen=chosen, reduced=reduced, status=status)
+    objective = cost_of(problem, chosen)
+    if not (0 <= bound <= objective * (1 + 1e-9) and 0 <= seconds < math.inf):
+        return None
+    gap = max(0.0, (objective - bound) / objective) if objective else 0.0
+    status = reached(gap, asked.gap)
+    if status == "time_limit":
+        return None
+    bound = min(bound, objective)
+    return Selected(
+        chosen, objective, bound, gap, seconds, status, columns, rows, rounds, reduced
+    )  # fmt: skip
+
+
+def _runs(problem: Problem, chosen: Sequence[int], once: bool) -> bool:
+    """Are these columns, in an order that runs, a solution?"""
+    if not all(0 <= k < len(problem.columns) for k in chosen):
+        return False
+    executed = [n for k in chosen for n in problem.columns[k].region]
+    if once and len(set(executed)) != len(executed):
+        return False
+    there = set(problem.free)
+    for k in chosen:
+        if not problem.columns[k].needs <= there:
+            return False
+        there |= problem.columns[k].gives
+    return is_solution(problem, chosen)
