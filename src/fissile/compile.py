@@ -131,10 +131,9 @@ def compile(
             stages.observe("verify", checked(model, graph, built, accuracy, references))
 
     facts = {"threads": threads, "accuracy": accuracy}
-    references = References(graph)
-    begin = references.begin if verify else None
-    selection = stages.observe("tune", choose(seconds, None, begin))
-    with _place(folder) as where:
+    with References(graph) as references, _place(folder) as where:
+        begin = references.begin if verify else None
+        selection = stages.observe("tune", choose(seconds, None, begin))
         made = partial(make, where, graph, cpu, toolchain=toolchain, facts=facts, stages=stages)
         made, again = partial(made, check=right), partial(choose, RETUNE * seconds)
         selection = until_right(graph, selection, made, again, stages)

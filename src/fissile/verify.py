@@ -15,9 +15,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from threading import Event
 
 import numpy as np
 
@@ -132,11 +133,19 @@ def _reference(graph: Graph, inputs: list[np.ndarray]) -> tuple[list[np.ndarray]
 
 class References:
     """All samples, and what the graph gives for them in float64: computed once, side by side, and
-    beside what else is done from `begin` on."""
+    beside what else is done from `begin` on. A context, at whose end nothing of it goes on."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+        self.graph, self._ended = graph, Event()
         self._found: Future[list[tuple[list[np.ndarray], list[np.ndarray]]]] | None = None
+
+    def __enter__(self) -> References:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._found is not None:
+            wait([self._found])  # who computes now has the threads of numpy, and gives them back
 
     def begin(self) -> None:
         if self._found is None:
@@ -152,7 +161,12 @@ class References:
 
     def _all(self) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
         with one_thread(), ThreadPoolExecutor(usable_threads()) as pool:
-            return list(pool.map(partial(_reference, self.graph), samples(self.graph)))
+            return list(pool.map(self._one, samples(self.graph)))
+
+    def _one(self, inputs: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        if self._ended.is_set():
+            raise CancelledError
+        return _reference(self.graph, inputs)
 
 
 def check(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -260,6 +262,26 @@ def test_rows_that_disturb_each_other_are_seen(monkeypatch: pytest.MonkeyPatch) 
         check(g, run, None)
     monkeypatch.setattr(verify, "samples", lambda graph: samples(graph)[:4])
     check(g, run, None)
+
+
+def test_nothing_of_the_references_goes_on_after_their_end(monkeypatch) -> None:
+    """Whoever fails meanwhile gets back all threads of numpy, and waits for no further sample."""
+    begun, go = list[int](), threading.Event()
+
+    def slow(*_):
+        begun.append(1)
+        go.wait(10)
+        return [], []
+
+    monkeypatch.setattr(verify, "_reference", slow)
+    monkeypatch.setattr(verify, "usable_threads", lambda: 1)
+    with pytest.raises(KeyError), References(graph()) as references:
+        references.begin()
+        while not begun:
+            time.sleep(0.01)
+        threading.Timer(0.2, go.set).start()
+        raise KeyError
+    assert len(begun) == 1 < len(samples(graph()))
 
 
 def test_references_are_computed_once_and_serve_several_checks(monkeypatch) -> None:
