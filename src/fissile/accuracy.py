@@ -44,10 +44,14 @@ def allowance(
     loud = [c for c in chosen if c.error]
     if not loud or attempt > ATTEMPTS:
         return None
+    is_loud = max(c.error for c in loud) > ORDINARY
+    tolerated = ORDINARY if is_loud and attempt < ATTEMPTS else 0.0
+
+    def drastic(c: Candidate) -> float:
+        return TOO_MUCH if c.error > tolerated else 0.0
+
     if attempt >= ATTEMPTS - 1 or not np.isfinite(wrong.error):
-        is_loud = max(c.error for c in loud) > ORDINARY
-        most = ORDINARY if is_loud and attempt < ATTEMPTS else 0.0
-        return lambda c: TOO_MUCH if c.error > most else 0.0
+        return drastic
     known = answers(graph, wrong.inputs, {anchor(c): c.error for c in loud})
     most = max(known.values(), default=1.0)
 
@@ -55,6 +59,8 @@ def allowance(
         return (c.error * known.get(anchor(c), most)) ** 2 if c.error else 0.0
 
     allowed = MARGIN * (wrong.allowed / wrong.error) ** 2 * sum(squared(c) for c in loud)
+    if not 0 < allowed < np.inf:  # an output that shows no noise, or of which it makes no number
+        return drastic
     return lambda c: min(squared(c) / allowed, TOO_MUCH) if c.error else 0.0
 
 

@@ -95,6 +95,15 @@ def test_before_it_stands_what_the_default_accuracy_offers():
     assert noise is not None and noise(half) > 1 and noise(ordinary) > 1
 
 
+@pytest.mark.parametrize("answer", [0.0, float("nan"), float("inf")])
+def test_an_output_that_shows_no_noise_is_no_number_to_divide_by(answer, monkeypatch):
+    graph = two_paths()
+    plan = chosen(graph, 2e-6, 1e-6)
+    monkeypatch.setattr(accuracy, "answers", lambda g, i, errors: dict.fromkeys(errors, answer))
+    noise = allowance(graph, plan, WrongAnswer("", 2e-5, 1e-5, inputs()), 1)
+    assert noise is not None and [noise(c) for c in plan] == [accuracy.TOO_MUCH] * 2
+
+
 def test_a_plan_without_errors_of_its_own_stays_wrong():
     graph = two_paths()
     plan = chosen(graph, 0.0, 0.0)
