@@ -45,7 +45,7 @@ app = App(
 Shape = Annotated[list[str] | None, Parameter("--shape", negative=(), help="NAME=1,3,224,224")]
 Threads = Annotated[int | None, Parameter("--threads", help="default: one per processor")]
 Json = Annotated[bool, Parameter("--json", negative=(), help="one JSON object on stdout")]
-Target = Annotated[str, Parameter("--target", help="cpu, chimera:qb16, cuda:sm_90")]
+Target = Annotated[str, Parameter("--target", help="cpu")]
 TUNE_S = "60"
 
 

@@ -11,8 +11,8 @@ own. What that costs: with S the sum that is asked for and m the mean,
 
 as only the last block is smaller than others. So the q_c add up to at most 5 S, their corrections
 to at most 8 S, and rounding errors, which are relative to these, are a small multiple of those of
-a second pass, whatever the data: a mean far larger than what values differ by loses nothing, nor
-does a step in the middle of a row. The mean itself is summed as without squares.
+a second pass, whatever the data while 8 S is a number: a mean far larger than what values differ by
+loses nothing, nor does a step in the middle of a row. The mean itself is summed as without squares.
 """
 
 from __future__ import annotations
