@@ -3,8 +3,9 @@
 //
 // Errors in units of the last place against exact values, over every finite float, with fma
 // (tests/targets/cpu_runtime checks them, `make every-float` all floats; README.md has what it
-// found): exp 1.0, exp2 1.1, expm1 1.6, log 0.9, log2 2, log1p 1.4, tanh 1.5, sigmoid 1.9, softplus
-// 2.0, tanh_softplus 2.0, erf 1.6, sin and cos 1.6; without the fma instruction up to 0.8 more.
+// found): exp 1.0, exp2 1.1, expm1 1.6, log 0.9, log2 1.5, log1p 1.4, tanh 1.5, sigmoid 1.9,
+// softplus 2.0, tanh_softplus 2.0, erf 1.6, sin and cos 1.6; without the fma instruction up to 0.8
+// more.
 // Below 2^-126 the unit is 2^-149: denormals are rounded, not flushed. tanh, sigmoid and erf reach
 // exactly 0, 1 or -1. NaN stays NaN; infinities and the sign of zero are those of the exact value.
 // Polynomials are minimax fits (Lawson's iteration in double), their coefficients rounded to float
@@ -186,9 +187,11 @@ template <class V> FISSILE_INLINE V log(V x) {
 template <class V> FISSILE_INLINE V log2(V x) {
   Split<V> s = split(x);
   V f = s.m - 1.0f, tail = log1p_tail(f);
-  // f log2(e) in two parts, or the last bit of log2(e) would be the error near 1
+  // f log2(e) in two parts, or the last bit of log2(e) would be the error near 1; what the first
+  // part loses is added to the rest, or it would be the error near sqrt(2)
   constexpr float e_high = 1.4423828f, e_low = 3.12203984e-04f;
-  return log_special(x, fma(f, e_high, s.n) + fma(tail, log2_e, f * e_low));
+  V y = fma(f, e_high, s.n), lost = fma(f, e_high, s.n - y);
+  return log_special(x, y + fma(tail, log2_e, fma(f, e_low, lost)));
 }
 template <class V> FISSILE_INLINE V log1p(V x) {
   V u = 1.0f + x;
