@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import costs as kernel_costs
 import kernels as kernel_shapes
 import numpy as np
 import savings as saving_kernels
@@ -361,11 +362,23 @@ def savings(place: Place, case: Case) -> dict[str, Any]:
     return {"kernels": len(chosen), "rows": [asdict(r) for r in found]}
 
 
+def costs(place: Place, case: Case) -> dict[str, Any]:
+    """The chosen kernels' costs, measured now, against the latency before and after."""
+    exe, _ = place.compiled(case)
+    chosen = [c["key"] for c in exe.manifest.facts["selection"]["choices"] if c]
+    graph, error = load_graph(place.model(case), shapes(case)), most_error(case.accuracy)
+    call = ours(exe, random_feeds(exe.inputs))
+    found = kernel_costs.rounds(graph, chosen, call, case.threads, error)
+    shares = sorted(r.share for r in found)
+    return {"kernels": len(chosen), "share": kernel_costs.share(found),
+            "low": shares[0], "high": shares[-1], "rounds": [asdict(r) for r in found]}  # fmt: skip
+
+
 Part = Callable[[Place, Case], dict[str, Any]]
 PARTS: dict[str, Part] = {
     "latency": latency, "fast": latency, "batch": latency, "memory": memory,
     "neighbours": neighbours, "tuning": tuning, "untuned": untuned, "ablation": ablation,
-    "kernels": kernels, "savings": savings,
+    "kernels": kernels, "savings": savings, "costs": costs,
 }  # fmt: skip
 
 

@@ -4,10 +4,10 @@
     python benchmarks/results.py table
 
 Parts: latency (threads 1 and 2, batch 1), batch (batch 8), fast (`--accuracy fast`), memory,
-neighbours, tuning, untuned, ablation, kernels, savings; without a name, all of them. Every row is
-measured by a process of its own and saved below `OUT/results`; a row that is there, of the same
-sources and settings, is not measured again, so that a run that was stopped goes on where it was.
-`RESULTS.md` is written anew after every part from the rows that are there.
+neighbours, costs, tuning, untuned, ablation, kernels, savings; without a name, all of them. Every
+row is measured by a process of its own and saved below `OUT/results`; a row that is there, of the
+same sources and settings, is not measured again, so that a run that was stopped goes on where it
+was. `RESULTS.md` is written anew after every part from the rows that are there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BATCH = 8
 def cases(part: str, tune: float, seconds: float) -> Iterator[Case]:
     """What a part measures, the quick networks of a kind together with the slow ones."""
     common = {"tune": tune, "seconds": seconds}
-    if part in ("latency", "neighbours"):
+    if part in ("latency", "neighbours", "costs"):
         names = EVERY if part == "latency" else WHOLE
         yield from (Case(n, t, **common) for t in THREADS for n in names)
     elif part == "batch":

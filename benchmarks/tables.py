@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -287,6 +288,25 @@ def _above(found: Sequence[Mapping[str, Any]], limit: str, bar: float) -> str:
     return f"{sum(k['work'] for k in mine if k['share'] >= bar) / whole:.0%}" if whole else "-"
 
 
+def _costs(rows: Sequence[Row]) -> str:
+    text = (
+        "A round measures the program alone, one call after another, then each of its kernels as "
+        "tuning does, then the program again; share: the sum of the kernels over the mean of the "
+        "two, the median of the rounds with the least and the most.\n\n"
+    )
+    columns = ("network", "threads", "kernels", "program us", "kernels us", "share")
+    lines = []
+    for r in rows:
+        found, row = r["row"]["rounds"], r["row"]
+        program = median(k for f in found for k in (f["before_us"], f["after_us"]))
+        lines.append([
+            r["case"]["name"], str(r["case"]["threads"]), str(row["kernels"]), f"{program:.0f}",
+            f"{median(f['costs_us'] for f in found):.0f}",
+            f"{row['share']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+        ])  # fmt: skip
+    return text + _grid(columns, lines)
+
+
 def _savings(rows: Sequence[Row]) -> str:
     text = (
         "Every kernel of the plans that executes fewer multiplications than its definition "
@@ -346,6 +366,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("tuning", "Tuning, 1 thread", _tuning),
     ("memory", "Memory, 1 thread", _memory),
     ("neighbours", "Busy neighbours", _neighbours),
+    ("costs", "Sum of the chosen kernels' costs against the program", _costs),
     ("latency", "What was compiled", _compiled),
     ("kernels", "Kernels against the limits of the core, 1 thread", _kernels),
     (
