@@ -43,7 +43,7 @@ from fissile.verify import most_error, relative_error
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
 ALONE_S = 2.0
-PHASE_S = 4.0  # alone, then beside neighbours, and again
+PHASE_S, PHASES = 4.0, 5  # alone, then beside neighbours, and again
 # implementations that are left out together
 TOGETHER = {"chains": ("chain", "attention"), "libraries": ("openblas", "onednn")}
 PARTS_OF_THE_METHOD = ("fusion", "program", "recomputation", "channels-first", "channels-last")
@@ -227,20 +227,36 @@ def _mapped_kb(path: Path) -> int:
 
 def neighbours(place: Place, case: Case) -> dict[str, Any]:
     """Alone, and beside processes that never stop: each engine's slow-down, and ours against
-    theirs."""
+    theirs. Means, as a call is either set aside for milliseconds or not: a median would tell of
+    the more frequent of the two. `spread`: least and most slow-down of a pair of phases."""
     exe, _ = place.compiled(case)
     calls = engines(exe, place.model(case), case.threads)
     alone, beside = [], []
-    for _ in range(2):
-        alone.append(interleaved(calls, PHASE_S))
+    for _ in range(PHASES):
+        alone.append(_means(calls, PHASE_S))
         with _spinning():
-            beside.append(interleaved(calls, PHASE_S))
-    slower = {
-        n: median(b[n].median_us / a[n].median_us for a, b in zip(alone, beside, strict=True))
-        for n in calls
-    }
-    ratio = {n: median(b[n].ratio for b in beside) for n in calls}
-    return {"slower": slower, "ratio": ratio, "spinners": SPINNERS}
+            beside.append(_means(calls, PHASE_S))
+    slower = {n: [b[n] / a[n] for a, b in zip(alone, beside, strict=True)] for n in calls}
+    return {
+        "slower": {n: median(found) for n, found in slower.items()},
+        "spread": {n: [min(found), max(found)] for n, found in slower.items()},
+        "ratio": {n: median(b[n] / b["fissile"] for b in beside) for n in calls},
+        "spinners": SPINNERS,
+    }  # fmt: skip
+
+
+def _means(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
+    """Mean microseconds of a call, the engines in turns."""
+    names, spent, count = list(calls), dict.fromkeys(calls, 0.0), 0
+    end = time.perf_counter() + seconds
+    while count < 2 or time.perf_counter() < end:
+        turn = count % len(names)
+        for name in names[turn:] + names[:turn]:
+            start = time.perf_counter()
+            calls[name]()
+            spent[name] += time.perf_counter() - start
+        count += 1
+    return {n: 1e6 * s / count for n, s in spent.items()}
 
 
 @contextmanager

@@ -180,17 +180,19 @@ def _memory(rows: Sequence[Row]) -> str:
 def _neighbours(rows: Sequence[Row]) -> str:
     count = rows[0]["row"]["spinners"]
     text = (
-        f"Latency beside {count} processes that never stop, over latency alone, and the ratios of "
-        "the engines to each other beside them.\n\n"
+        f"Mean latency beside {count} processes that never stop, over that alone: the median of "
+        "pairs of phases, with the least and the most; and the ratios of the engines to each other "
+        "beside them.\n\n"
     )
     columns = ("network", "threads", "ours slower", *(f"{n} slower" for n in PEERS.values()),
                *(f"{n} / ours" for n in PEERS.values()))  # fmt: skip
 
     def cells(r: Row) -> list[str]:
-        slower, ratio = r["row"]["slower"], r["row"]["ratio"]
-        values = [slower.get(n) for n in ("fissile", *PEERS)] + [ratio.get(n) for n in PEERS]
-        return [r["case"]["name"], str(r["case"]["threads"]),
-                *("-" if v is None else f"{v:.2f}" for v in values)]  # fmt: skip
+        slower, spread, ratio = (r["row"][k] for k in ("slower", "spread", "ratio"))
+        times = [f"{slower[n]:.2f} ({spread[n][0]:.2f} to {spread[n][1]:.2f})"
+                 if n in slower else "-" for n in ("fissile", *PEERS)]  # fmt: skip
+        ratios = [f"{ratio[n]:.2f}" if n in ratio else "-" for n in PEERS]
+        return [r["case"]["name"], str(r["case"]["threads"]), *times, *ratios]
 
     return text + _grid(columns, map(cells, rows))
 
