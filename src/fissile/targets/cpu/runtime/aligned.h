@@ -11,14 +11,16 @@
 
 namespace fissile {
 
-// Rounded up to whole vectors, so that a vector that starts inside may be read whole. Much memory
-// lies in huge pages, where the system has them. Null when memory is out.
+// Rounded up to whole vectors, so that a vector that starts inside may be read whole; much memory
+// to whole huge pages, where the system has them. Null when memory is out.
 inline void* aligned_alloc64(size_t bytes) {
-  const size_t huge = 2 << 20, size = (bytes + 127) / 64 * 64;
+  const size_t huge = 2 << 20;
+  const bool much = bytes >= huge / 8;
+  const size_t unit = much ? huge : 64, size = (bytes + 64 + unit - 1) / unit * unit;
   void* p = nullptr;
-  if (posix_memalign(&p, size < huge ? 64 : huge, size) != 0) return nullptr;
+  if (posix_memalign(&p, unit, size) != 0) return nullptr;
 #if defined(__linux__)
-  if (size >= huge) madvise(p, size, MADV_HUGEPAGE);
+  if (much) madvise(p, size, MADV_HUGEPAGE);
 #endif
   return p;
 }
