@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 
 from fissile.bench import interleaved
 from fissile.compile import implement
@@ -18,7 +17,7 @@ from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Kernel
 from fissile.kernels.identify import identify
 from fissile.peers import Call
-from fissile.targets.cpu.harness import BATCH, CpuBench
+from fissile.targets.cpu.harness import CpuBench
 from fissile.targets.cpu.target import Cpu
 from fissile.targets.cpu.toolchain import find
 
@@ -52,10 +51,7 @@ def rounds(
     bench, measured = CpuBench(find(), threads, jobs=1), []
     for _ in range(ROUNDS):
         before = _alone(call)
-        us: dict[str, float] = {}
-        for i in range(0, len(kernels), BATCH):
-            timings = bench.time(kernels[i : i + BATCH])
-            us |= {key: t.us for key, t in timings.items() if t.us}
+        us = {key: t.us for key, t in bench.time(kernels).items() if t.us}
         if missing := count.keys() - us.keys():
             raise ValueError(f"{len(missing)} of {len(count)} chosen kernels have no time")
         measured.append(Round(before, sum(n * us[k] for k, n in count.items()), _alone(call)))
@@ -64,8 +60,3 @@ def rounds(
 
 def _alone(call: Call) -> float:
     return interleaved({"fissile": call}, ALONE_S)["fissile"].median_us
-
-
-def share(measured: Iterable[Round]) -> float:
-    """The median over the rounds."""
-    return median(r.share for r in measured)

@@ -42,7 +42,6 @@ from fissile.verify import most_error, relative_error
 
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
-ALONE_S = 2.0
 PHASE_S, PHASES = 4.0, 5  # alone, then beside neighbours, and again
 # implementations that are left out together
 TOGETHER = {"chains": ("chain", "attention"), "libraries": ("openblas", "onednn")}
@@ -143,8 +142,7 @@ def _rows(times: Mapping[str, Latency]) -> dict[str, dict[str, float]]:
 
 
 def latency(place: Place, case: Case) -> dict[str, Any]:
-    """Interleaved with the peers; how far our outputs are from theirs. Then ours alone, one call
-    after another, as its kernels were measured: no peer has used the caches or the processors."""
+    """Interleaved with the peers; how far our outputs are from theirs."""
     exe, facts = place.compiled(case)
     calls = engines(exe, place.model(case), case.threads)
     expected = [np.array(a) for a in calls["fissile"]()]
@@ -152,9 +150,7 @@ def latency(place: Place, case: Case) -> dict[str, Any]:
         name: max(relative_error(np.asarray(a), e) for a, e in zip(call(), expected, strict=True))
         for name, call in calls.items()
     }
-    engines_us = _rows(interleaved(calls, case.seconds))
-    alone = interleaved({"fissile": calls["fissile"]}, ALONE_S)["fissile"]
-    return facts | {"engines": engines_us, "apart": apart, "alone_us": alone.median_us}
+    return facts | {"engines": _rows(interleaved(calls, case.seconds)), "apart": apart}
 
 
 def memory(place: Place, case: Case) -> dict[str, Any]:
@@ -233,30 +229,17 @@ def neighbours(place: Place, case: Case) -> dict[str, Any]:
     calls = engines(exe, place.model(case), case.threads)
     alone, beside = [], []
     for _ in range(PHASES):
-        alone.append(_means(calls, PHASE_S))
+        alone.append(interleaved(calls, PHASE_S, least=2))
         with _spinning():
-            beside.append(_means(calls, PHASE_S))
-    slower = {n: [b[n] / a[n] for a, b in zip(alone, beside, strict=True)] for n in calls}
+            beside.append(interleaved(calls, PHASE_S, least=2))
+    pairs = list(zip(alone, beside, strict=True))
+    slower = {n: [b[n].mean_us / a[n].mean_us for a, b in pairs] for n in calls}
     return {
         "slower": {n: median(found) for n, found in slower.items()},
         "spread": {n: [min(found), max(found)] for n, found in slower.items()},
-        "ratio": {n: median(b[n] / b["fissile"] for b in beside) for n in calls},
+        "ratio": {n: median(b[n].mean_us / b["fissile"].mean_us for b in beside) for n in calls},
         "spinners": SPINNERS,
     }  # fmt: skip
-
-
-def _means(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
-    """Mean microseconds of a call, the engines in turns."""
-    names, spent, count = list(calls), dict.fromkeys(calls, 0.0), 0
-    end = time.perf_counter() + seconds
-    while count < 2 or time.perf_counter() < end:
-        turn = count % len(names)
-        for name in names[turn:] + names[:turn]:
-            start = time.perf_counter()
-            calls[name]()
-            spent[name] += time.perf_counter() - start
-        count += 1
-    return {n: 1e6 * s / count for n, s in spent.items()}
 
 
 @contextmanager
@@ -386,7 +369,7 @@ def costs(place: Place, case: Case) -> dict[str, Any]:
     call = ours(exe, random_feeds(exe.inputs))
     found = kernel_costs.rounds(graph, chosen, call, case.threads, error)
     shares = sorted(r.share for r in found)
-    return {"kernels": len(chosen), "share": kernel_costs.share(found),
+    return {"kernels": len(chosen), "share": median(shares),
             "low": shares[0], "high": shares[-1], "rounds": [asdict(r) for r in found]}  # fmt: skip
 
 

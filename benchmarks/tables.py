@@ -22,11 +22,10 @@ that round, with its quartiles. Above 1, ours is faster. Peers run in f32 with t
 threads: ONNX Runtime with its defaults (its threads stop spinning when a run ends, so that they
 do not disturb the next engine's turn), OpenVINO with one stream for latency, one request, inputs
 and outputs shared. `best` is the ratio to the faster of the two. The sum of the kernels' costs is
-compared with our latency in these rounds, and alone: one call after another, as kernels were
-measured, where no peer has used the caches and let the second processor sleep. Errors are the
-largest over the verification inputs, relative to the output's scale, against float64; the yardstick
-is the error of ONNX Runtime. Networks are compiled whole, for `--tune` {tune}. Weights are random
-where the network is not a real one.
+compared with our latency in these rounds; a section of its own measures both side by side. Errors
+are the largest over the verification inputs, relative to the output's scale, against float64; the
+yardstick is the error of ONNX Runtime. Networks are compiled whole, for `--tune` {tune}. Weights
+are random where the network is not a real one.
 """
 
 
@@ -84,7 +83,7 @@ def _latency(rows: Sequence[Row]) -> str:
 
 
 LATENCY = ("network", "ours ms", *(f"{n} ms" for n in PEERS.values()),
-           *(f"{n} / ours" for n in PEERS.values()), "best", "costs / ours", "costs / alone",
+           *(f"{n} / ours" for n in PEERS.values()), "best", "costs / ours",
            "error", "yardstick")  # fmt: skip
 
 
@@ -93,12 +92,11 @@ def _latency_cells(r: Row) -> list[str]:
     mine = engines["fissile"]
     ms = [f"{engines[n]['median_us'] / 1e3:.2f}" if n in engines else "-" for n in PEERS]
     ratios = [_ratio(engines[n]) if n in engines else "-" for n in PEERS]
-    us = r["row"]["selection"]["us"]
-    shares = [us / mine["median_us"], us / r["row"].get("alone_us", math.nan)]
+    share = r["row"]["selection"]["us"] / mine["median_us"]
     best = f"{_best(r):.2f}" if _best(r) else "-"
     errors = [f"{r['row'][k]:.1e}" for k in ("error", "yardstick")]
     return [r["case"]["name"], f"{mine['median_us'] / 1e3:.2f}", *ms, *ratios, best,
-            *(f"{s:.2f}" for s in shares), *errors]  # fmt: skip
+            f"{share:.2f}", *errors]  # fmt: skip
 
 
 def _ratio(engine: Mapping[str, float]) -> str:

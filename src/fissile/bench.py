@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Latency:
     the first is faster); `low` and `high` are quartiles."""
 
     median_us: float
+    mean_us: float
     least_us: float
     ratio: float
     low: float
@@ -93,7 +94,13 @@ def _latency(us: Sequence[float], first: Sequence[float]) -> Latency:
     quotients = sorted(t / f for t, f in zip(us, first, strict=True))
     n = len(quotients)
     return Latency(
-        median(us), min(us), median(quotients), quotients[n // 4], quotients[3 * n // 4], n
+        median(us),
+        fmean(us),
+        min(us),
+        median(quotients),
+        quotients[n // 4],
+        quotients[3 * n // 4],
+        n,
     )
 
 
