@@ -32,6 +32,12 @@ extern "C" int64_t aligned_ok() {
   AlignedBuffer a(100), b(1 << 20);
   return uintptr_t(a.data) % 64 == 0 && uintptr_t(b.as<float>()) % 64 == 0;
 }
+extern "C" int64_t beyond_memory(int64_t less) {
+  void* p = aligned_alloc64(SIZE_MAX - size_t(less));
+  const bool none = p == nullptr;
+  aligned_free64(p);
+  return none;
+}
 """
 
 
@@ -89,3 +95,8 @@ def test_many_pools_start_and_stop(library):
 
 def test_alignment(library):
     assert library("aligned_ok", result=ctypes.c_int64) == 1
+
+
+@pytest.mark.parametrize("less", [0, 1, 63, 64, 127, 128, (2 << 20) + 63, (2 << 20) + 64, 1 << 30])
+def test_more_than_all_memory_is_none(library, less):
+    assert library("beyond_memory", less, result=ctypes.c_int64) == 1

@@ -16,7 +16,9 @@ namespace fissile {
 inline void* aligned_alloc64(size_t bytes) {
   const size_t huge = 2 << 20;
   const bool much = bytes >= huge / 8;
-  const size_t unit = much ? huge : 64, size = (bytes + 64 + unit - 1) / unit * unit;
+  const size_t unit = much ? huge : 64;
+  if (bytes > SIZE_MAX - 64 - unit) return nullptr;
+  const size_t size = (bytes + 64 + unit - 1) / unit * unit;
   void* p = nullptr;
   if (posix_memalign(&p, unit, size) != 0) return nullptr;
 #if defined(__linux__)
