@@ -54,7 +54,10 @@ def compile(
     model: str,
     /,
     *,
-    output: Annotated[str | None, Parameter(["--output", "-o"])] = None,
+    output: Annotated[
+        str | None,
+        Parameter(["--output", "-o"], help="folder; default: MODEL.fissile, an old one replaced"),
+    ] = None,
     target: Target = "cpu",
     shape: Shape = None,
     threads: Threads = None,
