@@ -42,7 +42,7 @@ from fissile.verify import most_error, relative_error
 
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
-PHASE_S, PHASES = 4.0, 5  # alone, then beside neighbours, and again
+PHASE_S, PHASES = 4.0, 12  # alone, then beside neighbours, and again
 # implementations that are left out together
 TOGETHER = {"chains": ("chain", "attention"), "libraries": ("openblas", "onednn")}
 PARTS_OF_THE_METHOD = ("fusion", "program", "recomputation", "channels-first", "channels-last")
