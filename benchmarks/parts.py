@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import costs as kernel_costs
@@ -42,7 +42,7 @@ from fissile.verify import most_error, relative_error
 
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
-PHASE_S, PHASES = 4.0, 12  # alone, then beside neighbours, and again
+ALONE_S, BESIDE_S, PHASES = 1.5, 2.5, 6  # alone, then beside neighbours, and again
 # implementations that are left out together
 TOGETHER = {"chains": ("chain", "attention"), "libraries": ("openblas", "onednn")}
 PARTS_OF_THE_METHOD = ("fusion", "program", "recomputation", "channels-first", "channels-last")
@@ -224,22 +224,30 @@ def _mapped_kb(path: Path) -> int:
 def neighbours(place: Place, case: Case) -> dict[str, Any]:
     """Alone, and beside processes that never stop: each engine's slow-down, and ours against
     theirs. Means, as a call is either set aside for milliseconds or not: a median would tell of
-    the more frequent of the two. `spread`: least and most slow-down of a pair of phases."""
+    the more frequent of the two. One engine at a time: beside others, an engine would be slow or
+    fast by whom it follows, as a thread that has waited for another's comes back to a processor
+    that is taken. `spread`: least and most slow-down of a pair of phases."""
     exe, _ = place.compiled(case)
     calls = engines(exe, place.model(case), case.threads)
-    alone, beside = [], []
+    alone: dict[str, list[float]] = {n: [] for n in calls}
+    beside: dict[str, list[float]] = {n: [] for n in calls}
     for _ in range(PHASES):
-        alone.append(interleaved(calls, PHASE_S, least=2))
-        with _spinning():
-            beside.append(interleaved(calls, PHASE_S, least=2))
-    pairs = list(zip(alone, beside, strict=True))
-    slower = {n: [b[n].mean_us / a[n].mean_us for a, b in pairs] for n in calls}
+        for name, call in calls.items():
+            alone[name].append(_mean_us(call, ALONE_S))
+            with _spinning():
+                beside[name].append(_mean_us(call, BESIDE_S))
+    slower = {n: [b / a for a, b in zip(alone[n], beside[n], strict=True)] for n in calls}
+    ours_us = fmean(beside["fissile"])
     return {
-        "slower": {n: median(found) for n, found in slower.items()},
+        "slower": {n: fmean(found) for n, found in slower.items()},
         "spread": {n: [min(found), max(found)] for n, found in slower.items()},
-        "ratio": {n: median(b[n].mean_us / b["fissile"].mean_us for b in beside) for n in calls},
+        "ratio": {n: fmean(found) / ours_us for n, found in beside.items()},
         "spinners": SPINNERS,
     }  # fmt: skip
+
+
+def _mean_us(call: Call, seconds: float) -> float:
+    return interleaved({"alone": call}, seconds, least=2)["alone"].mean_us
 
 
 @contextmanager

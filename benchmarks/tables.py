@@ -178,9 +178,9 @@ def _memory(rows: Sequence[Row]) -> str:
 def _neighbours(rows: Sequence[Row]) -> str:
     count = rows[0]["row"]["spinners"]
     text = (
-        f"Mean latency beside {count} processes that never stop, over that alone: the median of "
-        "pairs of phases, with the least and the most; and the ratios of the engines to each other "
-        "beside them.\n\n"
+        f"Mean latency beside {count} processes that never stop, over that alone, one engine at a "
+        "time: the mean of pairs of phases, with the least and the most; and the ratios of the "
+        "engines to each other beside them.\n\n"
     )
     columns = ("network", "threads", "ours slower", *(f"{n} slower" for n in PEERS.values()),
                *(f"{n} / ours" for n in PEERS.values()))  # fmt: skip
