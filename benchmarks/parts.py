@@ -224,9 +224,9 @@ def _mapped_kb(path: Path) -> int:
 def neighbours(place: Place, case: Case) -> dict[str, Any]:
     """Alone, and beside processes that never stop: each engine's slow-down, and ours against
     theirs. Means, as a call is either set aside for milliseconds or not: a median would tell of
-    the more frequent of the two. One engine at a time: beside others, an engine would be slow or
-    fast by whom it follows, as a thread that has waited for another's comes back to a processor
-    that is taken. `spread`: least and most slow-down of a pair of phases."""
+    the more frequent of the two. One engine at a time: in turns, Candy's slow-down was 1.7 where it
+    is 1.45 alone, though on one processor shared with one spinner all engines are 2.0 to 2.05
+    slower. `spread`: least and most slow-down of a pair of phases."""
     exe, _ = place.compiled(case)
     calls = engines(exe, place.model(case), case.threads)
     alone: dict[str, list[float]] = {n: [] for n in calls}
