@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -250,17 +250,22 @@ def _mean_us(call: Call, seconds: float) -> float:
     return interleaved({"alone": call}, seconds, least=2)["alone"].mean_us
 
 
+# a spinner: ends with the process that started it, however that ends
+SPIN = """import os, sys
+while os.getppid() == int(sys.argv[1]):
+    for _ in range(10_000_000): pass
+"""
+
+
 @contextmanager
-def _spinning():
-    command = [sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(command) for _ in range(SPINNERS)]
-    time.sleep(0.5)
-    try:
+def _spinning() -> Iterator[None]:
+    command = [sys.executable, "-c", SPIN, str(os.getpid())]
+    with ExitStack() as stack:
+        for _ in range(SPINNERS):
+            process = stack.enter_context(subprocess.Popen(command))
+            stack.callback(process.kill)  # before its exit waits for it
+        time.sleep(0.5)
         yield
-    finally:
-        for p in processes:
-            p.kill()
-            p.wait()
 
 
 def tuning(place: Place, case: Case) -> dict[str, Any]:
