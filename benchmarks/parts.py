@@ -43,8 +43,12 @@ from fissile.verify import most_error, relative_error
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
 ALONE_S, BESIDE_S, PHASES = 1.5, 2.5, 6  # alone, then beside neighbours, and again
-# implementations that are left out together
-TOGETHER = {"chains": ("chain", "attention"), "libraries": ("openblas", "onednn")}
+TOGETHER = {  # implementations that are left out together; others alone
+    "chains": ("chain", "attention"),
+    "libraries": ("openblas", "onednn"),
+    "winograd": ("winograd", "measured"),  # which may take its way too
+    "measured": ("measured",),
+}
 PARTS_OF_THE_METHOD = ("fusion", "program", "recomputation", "channels-first", "channels-last")
 
 

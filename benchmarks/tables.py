@@ -233,7 +233,8 @@ def _ablation(rows: Sequence[Row]) -> str:
         "that no network here uses shows 1.00. `program`: regions fused greedily, the program "
         "chooses only layouts and implementations. `recomputation`: every primitive executed once. "
         "`channels-first`, `channels-last`: that layout is gone. Other names are "
-        "implementations.\n\n"
+        "implementations; `measured` are convolutions that also take the moments of their result, "
+        "and without `winograd` there are none of them either.\n\n"
     )
     titles = list(dict.fromkeys(t for r in rows for t in r["row"]["us"] if t != "whole"))
 

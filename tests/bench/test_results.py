@@ -116,13 +116,32 @@ def test_every_part_has_cases_and_a_section():
     assert {("program",), ("recomputation",), ("channels-first",)} <= set(variants().values())
 
 
-def convolution(channels: int, size: int) -> Graph:
+def convolution(channels: int, size: int, normalised: bool = False) -> Graph:
     shape = [1, channels, size, size]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in "xy")
     weights = np.random.default_rng(1).standard_normal((channels, channels, 3, 3), np.float32)
-    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])
-    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weights, "w")])
+    ones = numpy_helper.from_array(np.ones(channels, np.float32), "ones")
+    nodes = [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])]
+    if normalised:
+        nodes[0].output[0] = "z"
+        nodes += [helper.make_node("InstanceNormalization", ["z", "ones", "ones"], ["y"])]
+    constants = [numpy_helper.from_array(weights, "w"), ones]
+    graph = helper.make_graph(nodes, "g", [x], [y], constants)
     return load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+def test_without_winograd_no_kernel_takes_its_way():
+    """Neither those that end with the moments of their result."""
+
+    def ways(without: tuple[str, ...]) -> set[str]:
+        cpu = Cpu(graph, without=without)
+        regions = identify(graph, cpu.limits, cpu.admissible)
+        return {c.impl for r in regions for c in cpu.implementations(r) if c.saving > 1}
+
+    graph = convolution(64, 28, normalised=True)
+    assert ways(()) >= {"winograd", "measured"}
+    assert not ways(variants()["winograd"]) & {"winograd", "measured"}
+    assert "winograd" in ways(variants()["measured"])
 
 
 def test_a_saving_kernel_is_held_against_direct_ones_of_its_region_and_layouts():
