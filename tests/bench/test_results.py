@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -220,3 +223,41 @@ def test_a_fault_is_a_row(series, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "no-such-compiler" in series("untuned")
     assert "no-such-compiler" in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_spinners_end_with_their_block():
+    with parts._spinning():
+        (first, second) = running = _children()
+        assert first != second
+    assert not set(running) & set(_children())
+
+
+def _children() -> list[int]:
+    task = Path(f"/proc/self/task/{os.getpid()}/children")
+    return [int(n) for n in task.read_text().split()]
+
+
+def test_slow_downs_are_means_of_pairs_and_ratios_are_beside(monkeypatch):
+    """Ours 10 us alone, 20 and 40 beside; a peer 30 alone, 60 beside: 3 and 2 times slower."""
+    busy, beside = [False], iter([20.0, 40.0])
+
+    @contextmanager
+    def spinning():
+        busy[0] = True
+        yield
+        busy[0] = False
+
+    def mean_us(call, seconds):
+        if call == "peer":
+            return 60.0 if busy[0] else 30.0
+        return next(beside) if busy[0] else 10.0
+
+    place = SimpleNamespace(compiled=lambda case: (None, {}), model=lambda case: None)
+    monkeypatch.setattr(parts, "PHASES", 2)
+    monkeypatch.setattr(parts, "engines", lambda *_: {"fissile": "ours", "peer": "peer"})
+    monkeypatch.setattr(parts, "_spinning", spinning)
+    monkeypatch.setattr(parts, "_mean_us", mean_us)
+    found = parts.neighbours(place, Case("net"))
+    assert found["slower"] == {"fissile": 3.0, "peer": 2.0}
+    assert found["spread"] == {"fissile": [2.0, 4.0], "peer": [2.0, 2.0]}
+    assert found["ratio"] == {"fissile": 1.0, "peer": 2.0}
