@@ -34,12 +34,13 @@ Noise = Callable[[Candidate], float]
 
 
 def allowance(
-    graph: Graph, chosen: Sequence[Candidate], wrong: WrongAnswer, attempt: int
-) -> Noise | None:
+    graph: Graph, chosen: Sequence[Candidate], wrong: WrongAnswer, attempt: int,
+    home: Mapping[Node, Graph] | None = None,
+) -> Noise | None:  # fmt: skip
     """The noise of a candidate, as a share of what the next plan may have, after plan number
     `attempt` (from 1), `chosen`, was wrong. None where the plan added no error of its own.
 
-    Where measured answers have not helped, or nothing is known of the error, the next plan may
+    `home`: the graph of a node that is not of `graph`, an equal one. Where measured answers have not helped, or nothing is known of the error, the next plan may
     have what the default accuracy offers, and the one after that adds no error."""
     loud = [c for c in chosen if c.error]
     if not loud or attempt > ATTEMPTS:
@@ -52,7 +53,8 @@ def allowance(
 
     if attempt >= ATTEMPTS - 1 or not np.isfinite(wrong.error):
         return drastic
-    known = answers(graph, wrong.inputs, {anchor(c): c.error for c in loud})
+    errors = {anchor(c): c.error for c in loud}
+    known = answers(graph, wrong.inputs, errors, home or {})
     most = max(known.values(), default=1.0)
 
     def squared(c: Candidate) -> float:
@@ -70,15 +72,17 @@ def anchor(candidate: Candidate) -> Node:
 
 
 def answers(
-    graph: Graph, inputs: Sequence[np.ndarray], errors: Mapping[Node, float]
-) -> dict[Node, float]:
+    graph: Graph, inputs: Sequence[np.ndarray], errors: Mapping[Node, float],
+    home: Mapping[Node, Graph],
+) -> dict[Node, float]:  # fmt: skip
     """How much of an error of a node's value, relative to its rms, an output shows, relative to its
     scale; the largest errors first, as far as the time allows, at least one."""
     want = evaluate(graph, inputs, reference=True)
     found: dict[Node, float] = {}
     deadline = time.monotonic() + ANSWERS_S
     for node, error in sorted(errors.items(), key=lambda item: -item[1]):
-        got = evaluate(graph, inputs, reference=True, changes={node.value: _disturbed(error)})
+        holds = home.get(node, graph)
+        got = evaluate(holds, inputs, reference=True, changes={node.value: _disturbed(error)})
         shown = max(relative_error(g, w) for g, w in zip(got, want, strict=True))
         found[node] = shown / error
         if time.monotonic() > deadline:

@@ -36,6 +36,8 @@ from fissile.inspection import STAGES, inspect_artifact, inspect_model
 from fissile.onnx.load import load as load_model
 from fissile.onnx.save import save as save_model
 from fissile.peers import PEERS, known, peer
+from fissile.rewrite.rules import RULES
+from fissile.select.spellings import for_runtimes
 from fissile.targets.cpu.libraries import LIBRARIES
 
 app = App(
@@ -172,11 +174,12 @@ def fission(
     shape: Shape = None,
     json: Json = False,
 ) -> None:
-    """Write the primitive graph of MODEL.onnx as ONNX that any runtime executes."""
+    """Write the primitive graph of MODEL.onnx as ONNX that any runtime executes; with --optimize
+    the graph that rewriting finds cheapest there, as operators."""
     graph = load_model(model, arguments.shapes(shape))
     if optimize:
-        note("note: this version has no rewrites yet; --optimize changes nothing")
-    _write_onnx(save_model(graph), Path(output))
+        graph = for_runtimes(graph, RULES.values())
+    _write_onnx(save_model(graph, whole=optimize), Path(output))
     facts = {"primitives": len(graph.primitives), "file": output}
     if json:
         write_json(facts)

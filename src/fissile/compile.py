@@ -1,6 +1,7 @@
 """The pipeline, one line an arrow.                                              (design, section 2)
 
-    load -> fission -> identify -> implement -> tune -> order -> place -> emit -> build -> verify
+    load -> fission -> rewrite -> identify -> implement -> weave -> tune -> order -> place -> emit
+        -> build -> verify
 
 Each stage is a function of frozen data. `observe(stage, value)` is the one hook: it times the
 stage, counts what came out, and drives the progress display.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,9 +41,12 @@ from fissile.onnx.load import load
 from fissile.plan.choices import choices
 from fissile.plan.memory import plan as place
 from fissile.plan.order import arrange
+from fissile.rewrite.rules import RULES
 from fissile.select.ablate import ablated, check_without
 from fissile.select.limits import limits as used
+from fissile.select.spellings import Spelling, as_given, rewritten
 from fissile.select.tune import Selection, tune
+from fissile.select.weave import Woven, weave
 from fissile.targets.cpu.build import build
 from fissile.targets.cpu.calibrate import calibrate
 from fissile.targets.cpu.emit import emit
@@ -119,9 +124,9 @@ def compile(
     graph = stages.observe("load", load(model, shapes))
     well_formed(graph)
     threads, toolchain = threads or usable_threads(), find()
-    cpu, choose = choices_of(
+    cpu, choose, woven = choices_of(
         graph, target, threads, seconds, store, toolchain, stages,
-        without=without, error=most_error(accuracy), blocks=blocks,
+        without=without, accuracy=accuracy, blocks=blocks,
     )  # fmt: skip
 
     def right(part: Path) -> None:
@@ -134,9 +139,10 @@ def compile(
     with References(graph) as references, _place(folder) as where:
         begin = references.begin if verify else None
         selection = stages.observe("tune", choose(seconds, None, begin))
-        made = partial(make, where, graph, cpu, toolchain=toolchain, facts=facts, stages=stages)
-        made, again = partial(made, check=right), partial(choose, RETUNE * seconds)
-        selection = until_right(graph, selection, made, again, stages)
+        made = partial(make, where, graph, woven, cpu, toolchain=toolchain, facts=facts)
+        made = partial(made, stages=stages, check=right)
+        again = partial(choose, RETUNE * seconds)
+        selection = until_right(graph, woven, selection, made, again, stages)
         executable = load_artifact(
             where, threads, verify=False, selection=selection, temporary=folder is None
         )
@@ -145,7 +151,7 @@ def compile(
 
 
 def until_right(
-    graph: Graph, selection: Selection, made: Callable[[Selection], None],
+    graph: Graph, woven: Woven, selection: Selection, made: Callable[[Selection], None],
     again: Callable[[Noise, Measured], Selection], stages: Stages,
 ) -> Selection:  # fmt: skip
     """`selection`, or the first after it whose program is right: `made` makes and checks it,
@@ -155,7 +161,7 @@ def until_right(
             made(selection)
             break
         except WrongAnswer as wrong:
-            noise = allowance(graph, selection.chosen, wrong, attempt)
+            noise = allowance(graph, selection.chosen, wrong, attempt, woven.home)
             if noise is None:
                 raise
             selection = stages.observe("tune", again(noise, None))
@@ -177,19 +183,28 @@ def _place(folder: str | Path | None) -> Iterator[Path]:
 
 
 def make(
-    where: Path, graph: Graph, cpu: Cpu, selection: Selection, toolchain: Toolchain,
-    facts: Mapping[str, Any], stages: Stages, check: Callable[[Path], None],
+    where: Path, graph: Graph, woven: Woven, cpu: Cpu, selection: Selection,
+    toolchain: Toolchain, facts: Mapping[str, Any], stages: Stages, check: Callable[[Path], None],
 ) -> None:  # fmt: skip
     """From the chosen candidates to a folder that `check` accepts."""
     kernels = {c: k for c in selection.chosen if not c.is_alias and (k := cpu.kernel(c))}
     us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
-    order = stages.observe("order", arrange(graph, selection.chosen))
-    plan = stages.observe("place", place(graph, order, kernels, us))
-    files = stages.observe("emit", emit(plan, graph))
+    order = stages.observe("order", arrange(woven.graph, selection.chosen))
+    plan = stages.observe("place", place(woven.graph, order, kernels, us))
+    files = stages.observe("emit", emit(plan, woven.graph))
     said = summary(graph, selection, stages) | {"choices": choices(plan, selection)}
+    said["rewrites"] = executed(woven, selection)
     called = {name for k in kernels.values() for name in k.libraries}
     built = partial(build, toolchain=toolchain, libraries=called)
     write(where, graph, plan, files, pack, built, {"selection": said, **facts}, check=check)
+
+
+def executed(woven: Woven, selection: Selection) -> dict[str, Any]:
+    """The equations to which executed primitives are due, and how many."""
+    nodes = {n for c in selection.chosen for n in c.region.nodes}
+    counts = Counter(woven.equations[n] for n in nodes if n in woven.equations)
+    lines = [f"{count} primitives: {equation}" for equation, count in counts.most_common()]
+    return {"count": counts.total(), "lines": lines}
 
 
 def budget_s(tune: str | float) -> float:
@@ -208,17 +223,28 @@ def budget_s(tune: str | float) -> float:
 def choices_of(
     graph: Graph, target: str, threads: int, seconds: float, store: str | Path | None,
     toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (),
-    error: float = most_error("default"),
-    blocks: bool = False,
-) -> tuple[Cpu, Choose]:  # fmt: skip
-    """From a graph to the function that chooses among its candidates. `error`: only those that add
-    no more."""
+    accuracy: str = "default", blocks: bool = False,
+) -> tuple[Cpu, Choose, Woven]:  # fmt: skip
+    """From a graph to the function that chooses among the candidates of all its spellings. None
+    adds more error than `accuracy` allows."""
     if target != "cpu":
         raise TargetError(f"target {shown(str(target))} is unknown: this version knows cpu")
-    cpu = Cpu(graph, threads=threads, without=without, error=error, blocks=blocks)
-    regions = stages.observe("identify", identify(graph, cpu.limits, cpu.admissible))
-    candidates = stages.observe("implement", implement(graph, cpu, regions, stages.progress))
-    offered = ablated(graph, candidates, without, cpu.last_resorts)
+    found = stages.observe("rewrite", spelt(graph, accuracy, without))
+    first = found[0].graph
+    cpu = Cpu(first, threads=threads, without=without, error=most_error(accuracy), blocks=blocks)
+    on = partial(
+        Cpu, threads=threads, without=without, error=most_error(accuracy), blocks=blocks, like=cpu
+    )
+    targets = [cpu, *(on(s.graph) for s in found[1:])]
+    regions = [identify(c.graph, c.limits, c.admissible) for c in targets]
+    stages.observe("identify", [r for some in regions for r in some])
+    offers = [
+        ablated(c.graph, implement(c.graph, c, some, stages.progress), without, c.last_resorts)
+        for c, some in zip(targets, regions, strict=True)
+    ]
+    woven = weave(list(zip(found, offers, strict=True)))
+    stages.observe("implement", woven.candidates)
+    cpu.originals = woven.original
     machine = stages.observe("calibrate", calibrate(toolchain, threads))
     bench = CpuBench(toolchain, threads, version=VERSION)
     known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
@@ -226,10 +252,10 @@ def choices_of(
 
     def choose(budget_s: float, noise: Noise | None, measured: Measured) -> Selection:
         costs = Model(machine, cpu.efficiency, defaults())
-        limits = (*used(graph, offered), *((noise,) if noise else ()))
+        limits = (*used(graph, woven.candidates), *((noise,) if noise else ()))
         return tune_(
-            graph,
-            offered,
+            woven.computation,
+            woven.candidates,
             cpu,
             costs,
             measuring,
@@ -241,7 +267,16 @@ def choices_of(
             measured,
         )
 
-    return cpu, choose
+    return cpu, choose, woven
+
+
+def spelt(graph: Graph, accuracy: str, without: Collection[str]) -> tuple[Spelling, ...]:
+    """The ways to compute a graph that the selection may choose among."""
+    if "rewrites" in without:
+        return (as_given(graph),)
+    found = rewritten(graph, RULES.values(), exact=accuracy == "exact")
+    greedy = {"program", "fusion"} & set(without)
+    return found.spellings[-1:] if greedy else found.spellings
 
 
 def tune_(*arguments: Any) -> Selection:

@@ -21,6 +21,8 @@ from fissile.plan.choices import choices
 from fissile.plan.memory import plan as place
 from fissile.plan.order import arrange
 from fissile.plan.plan import Launch, Plan, Slot
+from fissile.rewrite.rules import RULES
+from fissile.select.spellings import constant_bytes, rewritten
 from fissile.targets.cpu.host import usable_threads
 from fissile.targets.cpu.target import Cpu
 from fissile.targets.cpu.toolchain import find
@@ -38,7 +40,7 @@ def inspect_model(
     if "primitives" in stages:
         facts["primitives"] = _primitives(graph)
     if "rewrites" in stages:
-        facts["rewrites"] = {"count": 0, "lines": ["this version rewrites nothing"]}
+        facts["rewrites"] = _rewrites(graph)
     if "regions" in stages or "kernels" in stages:
         facts |= _regions(graph, stages)
     if "plan" in stages:
@@ -54,6 +56,33 @@ def _primitives(graph: Graph) -> Facts:
         "constant_bytes": sum(n.types[0].size_bytes for n in graph.nodes if n.prim == "constant"),
         "lines": text(graph).splitlines(),
     }
+
+
+def _rewrites(graph: Graph) -> Facts:
+    """What equations found, what of it stands in a spelling, and what they refused."""
+    made = rewritten(graph, RULES.values())
+    stages = (made.simpler, made.found)
+    fired, refused = Counter[str](), Counter[tuple[str, str]]()
+    for stage in stages:
+        fired += stage.fired
+        refused += stage.refused
+    won = Counter(e for s in made.spellings for e in set(s.equations.values()))
+    in_words = [
+        f"spelling: {s.title}: {len(s.graph.primitives)} primitives, {s.us:.0f} us by roofline, "
+        f"{constant_bytes(s.graph)} B of constants" for s in made.spellings
+    ]  # fmt: skip
+    for equation, count in fired.most_common():
+        source = RULES[equation].source
+        stands = f", in {won[equation]} spellings" if won[equation] else ""
+        in_words.append(f"fired {count} times{stands}: {equation} ({source})")
+    in_words += [
+        f"refused {count} times: {equation}: {reason}"
+        for (equation, reason), count in refused.most_common()
+    ]
+    return {
+        "count": fired.total(), "refused": refused.total(), "spellings": len(made.spellings),
+        "nodes": len(made.found.classes.nodes), "ended": made.found.ended, "lines": in_words,
+    }  # fmt: skip
 
 
 def _regions(graph: Graph, stages: Sequence[str]) -> Facts:
@@ -84,12 +113,12 @@ def _candidate(c: Candidate) -> str:
 
 
 def _plan(graph: Graph, target: str) -> Facts:
-    cpu, choose = choices_of(graph, target, usable_threads(), 0.0, None, find(), Stages())
+    cpu, choose, woven = choices_of(graph, target, usable_threads(), 0.0, None, find(), Stages())
     selection = choose(0.0, None, None)
     lowered = {c: cpu.kernel(c) for c in selection.chosen if not c.is_alias}
     kernels = {c: k for c, k in lowered.items() if isinstance(k, Kernel)}
     us = {c: cost.us for c, cost in zip(selection.chosen, selection.costs, strict=True)}
-    found = place(graph, arrange(graph, selection.chosen), kernels, us)
+    found = place(woven.graph, arrange(woven.graph, selection.chosen), kernels, us)
     won = choices(found, selection)
     return {
         "us": selection.us,
@@ -99,7 +128,7 @@ def _plan(graph: Graph, target: str) -> Facts:
         "weights_bytes": found.weights_bytes,
         "opened_bytes": found.opened_bytes,
         "choices": won,
-        "lines": _with_rivals(_steps(found, graph), won),
+        "lines": _with_rivals(_steps(found, woven.graph), won),
     }
 
 
@@ -149,7 +178,7 @@ def inspect_artifact(folder: Path, stages: Sequence[str]) -> Facts:
         lines = _lines(folder / "graph.txt")
         facts["primitives"] = {"count": selection.get("primitives"), "lines": lines}
     if "rewrites" in stages:
-        facts["rewrites"] = {"count": 0, "lines": ["this version rewrites nothing"]}
+        facts["rewrites"] = selection.get("rewrites") or {"count": 0, "lines": []}
     if "regions" in stages:
         facts["regions"] = {"count": selection.get("regions"), "lines": []}
     if "kernels" in stages:

@@ -142,6 +142,7 @@ _unary("tanh", "tanh({0})", np.tanh, "Tanh", 19)
 _unary("erf", "erf({0})", sem.erf, "Erf", 16)
 _unary("sigmoid", "sigmoid({0})", sem.sigmoid, "Sigmoid", 12)
 _unary("softplus", "softplus({0})", sem.softplus, "Softplus", 19)
+_unary("mish", "mish({0})", sem.mish, "Mish", 15)  # rewriting makes it: fission splits Mish
 for _name in (
     "sin",
     "cos",
@@ -207,7 +208,8 @@ def elementwise(name: str) -> Callable[..., Value]:
 neg, abs_, sign, floor, ceil = map(elementwise, ("neg", "abs", "sign", "floor", "ceil"))
 round_, sqrt, rsqrt, reciprocal = map(elementwise, ("round", "sqrt", "rsqrt", "reciprocal"))
 exp, log, tanh, erf = map(elementwise, ("exp", "log", "tanh", "erf"))
-sigmoid, softplus, logical_not = map(elementwise, ("sigmoid", "softplus", "not"))
+sigmoid, softplus, mish = map(elementwise, ("sigmoid", "softplus", "mish"))
+logical_not = elementwise("not")
 add, sub, mul, div = map(elementwise, ("add", "sub", "mul", "div"))
 pow_, minimum, maximum, clip = map(elementwise, ("pow", "min", "max", "clip"))
 equal, less, less_equal = map(elementwise, ("equal", "less", "less_equal"))

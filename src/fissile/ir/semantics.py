@@ -110,6 +110,10 @@ def power(x: Array, y: Array) -> Array:
     return np.power(x, y)
 
 
+def mish(x: Array) -> Array:
+    return x * np.tanh(softplus(x))
+
+
 def clip(x: Array, low: Array, high: Array) -> tuple[Array]:
     return (np.minimum(np.maximum(x, low), high),)
 

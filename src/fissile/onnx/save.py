@@ -11,20 +11,29 @@ from onnx import ModelProto, helper
 
 from fissile.ir.graph import Graph, Value
 from fissile.onnx import export as families
+from fissile.onnx.fuse import forms, live
+from fissile.onnx.fuse import write as write_form
 from fissile.onnx.writer import OPSET, Writer, opset_for, tensor, write_node
 
 assert families.FAMILIES  # importing them fills the table of ONNX forms
 IR_VERSION = 10
 
 
-def save(graph: Graph) -> ModelProto:
-    """Valid ONNX with equal results. Raises ModelError where a primitive has no ONNX form."""
+def save(graph: Graph, whole: bool = False) -> ModelProto:
+    """Valid ONNX with equal results. `whole`: operators rather than primitives, where runtimes are
+    faster with them (`onnx/fuse`). Raises ModelError where a primitive has no ONNX form."""
     writer = Writer(graph)
+    found = forms(graph) if whole else {}
+    written = live(graph, found)
     for name, value in zip(graph.input_names, graph.inputs, strict=True):
         writer.names[value] = name
     direct = _name_outputs(graph, writer)
     for node in graph.primitives:
-        if node not in writer.folded:
+        if node not in written:
+            continue
+        if node in found:
+            write_form(writer, node, found[node])
+        elif node not in writer.folded:
             write_node(writer, node)
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         if direct.get(value) != name and writer.names.get(value) != name:

@@ -1,5 +1,6 @@
 """Ways to choose worse on purpose, so that each part of the method can be measured without it.
 
+    rewrites        the graph is taken as it was given
     fusion          every primitive is a kernel of its own
     program         regions are fused greedily; the program chooses layouts and implementations only
     recomputation   every primitive is executed once (`select(..., once=True)`)
@@ -20,6 +21,7 @@ from fissile.ir.prims import Kind, kind
 from fissile.kernels.candidate import Candidate
 
 PARTS = (
+    "rewrites",
     "fusion",
     "program",
     "recomputation",

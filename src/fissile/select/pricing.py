@@ -22,7 +22,7 @@ from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate
 from fissile.select.memory import Asked, Memory, solved
 from fissile.select.solve import Selected
-from fissile.select.tokens import problem
+from fissile.select.tokens import Computation, problem
 
 Share = Callable[[Candidate], float]
 
@@ -57,7 +57,7 @@ class Market:
     """The candidates of one graph by rivalry."""
 
     def __init__(
-        self, graph: Graph, candidates: Sequence[Candidate], once: bool = False,
+        self, graph: Graph | Computation, candidates: Sequence[Candidate], once: bool = False,
         limits: Sequence[Share] = (), memory: Memory | None = None,
     ):  # fmt: skip
         """`once`: no primitive is executed twice. `limits`: of each limited resource, a candidate's

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from fissile.ir.graph import Graph
+from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.layout import Token, row_major
 from fissile.kernels.candidate import Candidate
 from fissile.select.program import Column, Problem
 
 
+@dataclass(frozen=True)
+class Computation:
+    """What is to be computed, as the program sees it. `primitives` numbers nodes; those of equal
+    results have one number. `edges`: (number of who gives, of who reads, the value)."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    primitives: Mapping[Node, int]
+    edges: tuple[tuple[int, int, Value], ...]
+
+
+def computation(graph: Graph) -> Computation:
+    """Of one graph: every primitive has a number of its own."""
+    numbers = {n: i for i, n in enumerate(graph.primitives)}
+    edges = tuple(
+        (numbers[v.node], numbers[n], v)
+        for n in graph.primitives
+        for v in dict.fromkeys(n.inputs)
+        if v.node in numbers
+    )
+    return Computation(graph.inputs, graph.outputs, numbers, edges)
+
+
 def problem(
-    graph: Graph, candidates: Sequence[Candidate], costs: Sequence[float],
+    graph: Graph | Computation, candidates: Sequence[Candidate], costs: Sequence[float],
     uses: Sequence[tuple[float, ...]] = (), limits: int = 0,
 ) -> Problem:  # fmt: skip
     """Columns stand in the order of the candidates. Outputs that are inputs or constants of the
     graph need no kernel: the plan copies them. `uses`: of each candidate, what
     it takes of the `limits` resources."""
+    what = graph if isinstance(graph, Computation) else computation(graph)
     numbers: dict[Token, int] = {}
     for c in candidates:
         for t in (*c.needs, *c.gives):
             numbers.setdefault(t, len(numbers))
-    computed = [v for v in dict.fromkeys(graph.outputs) if v.node.prim not in ("input", "constant")]
+    computed = [v for v in dict.fromkeys(what.outputs) if v.node.prim not in ("input", "constant")]
     outputs = tuple(numbers.setdefault(Token(v, row_major(v.rank)), len(numbers)) for v in computed)
     values = {v: i for i, v in enumerate(dict.fromkeys(t.value for t in numbers))}
-    primitives = {n: i for i, n in enumerate(graph.primitives)}
+    primitives = what.primitives
     columns = tuple(
         Column(
             cost, frozenset(primitives[n] for n in c.region.nodes),
@@ -33,14 +58,9 @@ def problem(
         for c, cost, use in zip(candidates, costs, uses or [()] * len(costs), strict=True)
     )  # fmt: skip
     free = frozenset(
-        i for t, i in numbers.items() if t.value in graph.inputs and t.layout.is_row_major
+        i for t, i in numbers.items() if t.value in what.inputs and t.layout.is_row_major
     )
-    edges = tuple(
-        (primitives[v.node], primitives[n], values.get(v, -1))
-        for n in graph.primitives
-        for v in dict.fromkeys(n.inputs)
-        if v.node in primitives and v in values
-    )
+    edges = tuple((p, q, values[v]) for p, q, v in what.edges if v in values)
     return Problem(
         columns, outputs, free,
         value_of=tuple(values[t.value] for t in numbers),

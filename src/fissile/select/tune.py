@@ -25,6 +25,7 @@ from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate, Kernel, No
 from fissile.select.pricing import Market, Share, Solved
 from fissile.select.rivals import Priced, runners_up
+from fissile.select.tokens import Computation
 
 ROUND = 32  # kernels measured between two solutions, at least
 SHARE = 2.0  # seconds of measuring for a second of solving, at least
@@ -82,7 +83,7 @@ def _silent(what: str, share: float, left: float) -> None:
 
 
 def tune(
-    graph: Graph, candidates: Sequence[Candidate], target: Lowers, model: Model,
+    graph: Graph | Computation, candidates: Sequence[Candidate], target: Lowers, model: Model,
     bench: Bench | None, store: Store | None, budget_s: float, progress: Progress | None = None,
     once: bool = False, limits: Sequence[Share] = (), measured: Callable[[], None] | None = None,
 ) -> Selection:  # fmt: skip

@@ -199,6 +199,12 @@ def _matrix(coordinates: np.ndarray, a: _Axis, rule: _Filter) -> np.ndarray:
     return matrix
 
 
+def interpolation(count: int, size: int, transform: str) -> np.ndarray:
+    """[count, size]: what a linear Resize of an axis to `count` elements multiplies with."""
+    axis = _Axis(size, count, count / size)
+    return _matrix(_TRANSFORMS[transform](axis), axis, _Filter("linear", transform))
+
+
 def _kernel(distance: np.ndarray, rule: _Filter) -> np.ndarray:
     x = np.abs(distance)
     if rule.mode == "linear":

@@ -56,10 +56,12 @@ class Cpu:
         without: Collection[str] = (),
         error: float = ORDINARY,
         blocks: bool = False,
+        like: Cpu | None = None,
     ):
         """`threads`: as many as the model will run with; None: one per processor. `without`: names
         of implementations that are not offered, and of layouts. `error`: nothing that adds more
-        to the error of the definition is offered. `blocks`: may channels lie in blocks?"""
+        to the error of the definition is offered. `blocks`: may channels lie in blocks? `like`:
+        what is known of kernels, for another spelling of the same graph."""
         self.graph = graph
         machine = machine or this_machine()
         self.machine = replace(machine, threads=threads) if threads else machine
@@ -71,9 +73,10 @@ class Cpu:
         self.layouts: Mapping[Value, tuple[Layout, ...]] = layouts(
             graph, without, self.machine.vl if blocks else 0
         )
-        self.kernels: dict[str, Kernel | No] = {}
-        self.legal: dict[str, bool] = {}
-        self.offsets: dict[str, int | No] = {}
+        self.kernels: dict[str, Kernel | No] = like.kernels if like else {}
+        self.legal: dict[str, bool] = like.legal if like else {}
+        self.offsets: dict[str, int | No] = like.offsets if like else {}
+        self.originals: Mapping[str, Candidate] = {}
         self._matrices = turnable(graph)
         self._borders = {*graph.inputs, *graph.outputs}
         self._weighty = weighty(graph.primitives)
@@ -212,10 +215,12 @@ class Cpu:
         return self.legal[key]
 
     def kernel(self, candidate: Candidate) -> Kernel | No:
-        """The kernel of a candidate that is no alias; equal candidates share it."""
-        if candidate.key not in self.kernels:
-            self.kernels[candidate.key] = self._lower(candidate)
-        return self.kernels[candidate.key]
+        """The kernel of a candidate that is no alias; equal candidates share it. `originals` have
+        tokens of values of their own regions, where candidates are named by classes."""
+        key = candidate.key
+        if key not in self.kernels:
+            self.kernels[key] = self._lower(self.originals.get(key, candidate))
+        return self.kernels[key]
 
     def _lower(self, candidate: Candidate) -> Kernel | No:
         if all(not t.value.type.numel for t in candidate.gives):

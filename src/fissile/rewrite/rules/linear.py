@@ -1,0 +1,537 @@
+"""Affine maps and divisions around products and convolutions.
+
+    (x + b) w = x w + b w        (x s) w = x (s w)        (x w) s = x (w s)        (x / d) w = (x w) / d
+
+with b and s constants that broadcast, d any value that is the same for all that a sum adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from fissile.ir.graph import Node, Value
+from fissile.ir.prims import broadcast, contract, conv, make, pad, reduce_sum, reshape, slice_
+from fissile.ir.prims import transpose as turn
+from fissile.rewrite.classes import Classes
+from fissile.rewrite.labels import Named, Product, both_ways, multiply, product
+from fissile.rewrite.rule import Draw, Found, No, rule
+from fissile.rewrite.rules.products import FRESH, absorbs, is_whole, part
+from fissile.rewrite.views import padded
+
+LARGE = 1 << 20  # elements of a constant that broadcasting may make
+
+
+def fixed_operand(c: Classes, node: Node) -> tuple[Value, Value] | None:
+    """(what is computed, the constant) of an elementwise primitive of two, where one is fixed and
+    the other has the result's shape."""
+    a, b = node.inputs
+    for x, k in ((a, b), (b, a)):
+        if c.is_fixed(k) and not c.is_fixed(x) and x.shape == node.value.shape:
+            return x, k
+    return None
+
+
+def along(k: Value, labels: Sequence[int], wanted: Collection[int], shape: Sequence[int]) -> Named:
+    """A broadcasting operand of `shape` over `labels`, its axes of extent 1 left out but for those
+    wanted, along which it is repeated."""
+    k = padded(k, len(labels))
+    spread = [s if i in wanted else e for i, s, e in zip(labels, shape, k.shape, strict=True)]
+    if tuple(spread) != k.shape:
+        k = broadcast(k, spread)
+    kept = [a for a, (i, e) in enumerate(zip(labels, spread, strict=True)) if e != 1 or i in wanted]
+    return Named(reshape(k, [spread[a] for a in kept]), tuple(labels[a] for a in kept))
+
+
+def placed(x: Named, out: Sequence[int]) -> Value:
+    """For broadcasting against a result of these labels: axes that x lacks have extent 1."""
+    extents = x.extents()
+    order = [i for i in out if i in extents]
+    y = turn(x.value, [x.labels.index(i) for i in order])
+    return reshape(y, [extents.get(i, 1) for i in out])
+
+
+def slim(c: Classes, k: Value) -> Value:
+    """A constant without the axes along which it does not change."""
+    if k.type.numel > LARGE or not k.type.numel:
+        return k
+    data = c.data(k)
+    for axis, extent in enumerate(k.shape):
+        if extent > 1 and np.all(data == data.take([0], axis)):
+            k = slice_(k, (0,) * k.rank, [1 if a == axis else s for a, s in enumerate(k.shape)])
+            data = data.take([0], axis)
+    return k
+
+
+# ---------------------------------------------------------------- sums
+
+
+def _shifted(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    b = d.any((d.weights(k), d.weights(n, 1), d.weights(1, 1), d.weights(n, k)))
+    x = contract(d.value(n, 2), d.weights(2, k), "nk,km->nm")
+    return contract(x + b, d.weights(k, m), "nk,km->nm")
+
+
+@rule("(x + b) w = x w + b w", "contract", example=_shifted, source="distributivity")
+def shifted(c: Classes, node: Node) -> Found:
+    """Where x is linear in something that w could compose with."""
+    for p in both_ways(node):
+        for inner in c.members(p.a.value, "add", "sub"):
+            if (found := fixed_operand(c, inner)) is None or not c.is_fixed(p.b.value):
+                continue
+            x, b = found
+            if not absorbs(c, x):
+                yield No("nothing to compose with")
+                continue
+            wanted = {i for i in p.a.labels if i in p.summed or i in p.b.labels}
+            b = along(b, p.a.labels, wanted, x.shape)
+            kept = [i for i in p.out if i in b.labels or i in p.b.labels]
+            k = placed(Named(multiply(b, p.b, kept), tuple(kept)), p.out)
+            if k.type.numel > LARGE:
+                yield No("the constant is too large")
+                continue
+            y, k = multiply(Named(x, p.a.labels), p.b, p.out), slim(c, k)
+            yield _resumed(inner, x, y, k)
+
+
+def _resumed(inner: Node, x: Value, y: Value, k: Value) -> Value:
+    """x + b, x - b or b - x for the image y of x and k of b."""
+    if inner.prim == "add":
+        return y + k
+    return y - k if inner.inputs[0] is x else k - y
+
+
+def _both_sums(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    x, v = d.value(n, k), d.weights(k, m)
+    return contract(x, v, "nk,km->nm") + contract(d.value(n, k), v, "nk,km->nm")
+
+
+@rule("x w + y w = (x + y) w", "add", example=_both_sums, source="distributivity")
+def one_product(c: Classes, node: Node) -> Found:
+    a, b = node.inputs
+    if a.shape != b.shape:
+        return
+    for one in c.members(a, "contract"):
+        p = product(one)
+        for two in c.members(b, "contract"):
+            q = product(two)
+            if one.attrs == two.attrs and c.same(p.b.value, q.b.value):
+                yield multiply(Named(p.a.value + q.a.value, p.a.labels), p.b, p.out)
+
+
+# ---------------------------------------------------------------- factors
+
+
+def _scaled(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    s = d.any((d.weights(k), d.weights(n, 1), d.weights(1, 1)))
+    return contract(d.value(n, k) * s, d.weights(k, m), "nk,km->nm")
+
+
+@rule("(x s) w = x (s w)", "contract", example=_scaled, source="associativity")
+def scaled(c: Classes, node: Node) -> Found:
+    """Along axes that only x has, the factor comes after."""
+    for p in both_ways(node):
+        for inner in c.members(p.a.value, "mul"):
+            if (found := fixed_operand(c, inner)) is None:
+                continue
+            x, s = found
+            s = along(s, p.a.labels, (), x.shape)
+            own = [i for i in s.labels if i not in p.b.labels]
+            if c.is_fixed(p.b.value) and not own:
+                w = _times(p.b, s)
+                yield multiply(Named(x, p.a.labels), w, p.out)
+            elif all(i in p.out for i in s.labels):
+                yield multiply(Named(x, p.a.labels), p.b, p.out) * placed(s, p.out)
+            else:
+                yield No("the factor belongs to axes of both operands")
+
+
+def _times(w: Named, s: Named) -> Named:
+    return Named(w.value * placed(s, w.labels), w.labels)
+
+
+def _rescaled(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    s = d.any((d.weights(m), d.weights(1, 1)))
+    return contract(d.value(n, k), d.weights(k, m), "nk,km->nm") * s
+
+
+@rule("(x w) s = x (w s)", "mul", example=_rescaled, source="associativity")
+def rescaled(c: Classes, node: Node) -> Found:
+    if (found := fixed_operand(c, node)) is None:
+        return
+    y, s = found
+    for inner in c.members(y, "contract"):
+        for p in both_ways(inner):
+            factor = along(s, p.out, (), y.shape)
+            if c.is_fixed(p.b.value) and all(i in p.b.labels for i in factor.labels):
+                yield multiply(p.a, _times(p.b, factor), p.out)
+
+
+def _divided(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    k += m
+    x = make(d.any(("div", "mul")), [d.value(n, k), d.value(n, 1)])[0]
+    return contract(x, d.value(k, m), "nk,km->nm")
+
+
+@rule("(x / d) w = (x w) / d", "contract", example=_divided, source="Korch, Fig. 2")
+def divided(c: Classes, node: Node) -> Found:
+    """d is the same for all that a sum adds up, and the result is no larger than x."""
+    for p in both_ways(node):
+        for inner in c.members(p.a.value, "div", "mul"):
+            for x, d in _factors(inner):
+                if c.is_fixed(d):
+                    continue
+                by = along(d, p.a.labels, (), x.shape)
+                if not all(i in p.out and i not in p.b.labels for i in by.labels):
+                    continue
+                if node.value.type.numel > x.type.numel:
+                    yield No("the result has more to divide")
+                    continue
+                y = multiply(Named(x, p.a.labels), p.b, p.out)
+                yield make(inner.prim, [y, placed(by, p.out)])[0]
+
+
+def _factors(inner: Node) -> list[tuple[Value, Value]]:
+    """(x, d) of x / d or x d."""
+    a, b = inner.inputs
+    pairs = [(a, b), (b, a)] if inner.prim == "mul" else [(a, b)]
+    return [(x, d) for x, d in pairs if x.shape == inner.value.shape and d.shape != x.shape]
+
+
+# ---------------------------------------------------------------- sums as products
+
+
+def _sum_beside(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    x = d.value(n, k)
+    y = contract(x, d.value(k, m), "nk,km->nm")
+    return y / reduce_sum(x, (1,))
+
+
+@rule("x w, sum(x) = parts of x [w 1]", "contract", "reduce_sum", example=_sum_beside,
+      source="Korch, Fig. 9")  # fmt: skip
+def sum_beside(c: Classes, node: Node) -> Found:
+    """The sum is one more column, of ones, which a padding adds."""
+    products = [node] if node.prim == "contract" else c.users(node.inputs[0], "contract")
+    for found in products:
+        for p in both_ways(found):
+            if c.members(p.b.value, "pad"):
+                continue  # it may be what this rule made
+            own = [i for i in p.b.labels if i not in p.a.labels]
+            sums = [
+                r for r in c.users(p.a.value, "reduce_sum") if _is_over(r, p.a, p.summed)
+            ]
+            inside = [i for i in p.b.labels if i not in p.summed and i not in own]
+            if len(own) != 1 or not sums or not p.summed <= set(p.b.labels) or inside:
+                continue
+            wide = _with_ones(p, own[0])
+            size = p.b.extents()[own[0]]
+            if node is found:
+                yield part(wide, own[0], 0, size).value
+            elif node in sums:
+                yield reshape(part(wide, own[0], size, 1).value, node.value.shape)
+
+
+def _is_over(node: Node, x: Named, summed: Collection[int]) -> bool:
+    return {x.labels[a] for a in node.attrs["axes"]} == set(summed)
+
+
+def _with_ones(p: Product, own: int) -> Named:
+    """The product with one more column, which sums."""
+    rank, at = p.b.value.rank, p.b.labels.index(own)
+    hi = [1 if a == at else 0 for a in range(rank)]
+    w = pad(p.b.value, [0] * rank, hi, "constant", 1)
+    return Named(multiply(p.a, Named(w, p.b.labels), p.out), p.out)
+
+
+def _summed_product(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    y = contract(d.value(n, k), d.weights(k, m), "nk,km->nm")
+    return make(d.any(("reduce_sum", "reduce_mean")), [y], axes=d.any(((0,), (1,), (0, 1))))[0]
+
+
+@rule("sum(x w) = sum(x) w = x sum(w)", "reduce_sum", "reduce_mean", example=_summed_product,
+      source="linearity")  # fmt: skip
+def summed_product(c: Classes, node: Node) -> Found:
+    """Along axes of one operand alone."""
+    for inner in c.members(node.inputs[0], "contract"):
+        p = product(inner)
+        over = {p.out[a] for a in node.attrs["axes"]}
+        if over & p.shared:
+            yield No("both operands have an axis that is summed")
+            continue
+        a, b = (_reduced(node.prim, x, over) for x in (p.a, p.b))
+        yield multiply(a, b, p.out)
+
+
+def _reduced(prim: str, x: Named, over: Collection[int]) -> Named:
+    axes = tuple(a for a, i in enumerate(x.labels) if i in over)
+    return Named(make(prim, [x.value], axes=axes)[0], x.labels) if axes else x
+
+
+def _padded_operand(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    return contract(pad(d.value(n, k), (0, 1), (0, 2)), d.weights(k + 3, m), "nk,km->nm")
+
+
+@rule("pad(x, 0) w = x w[inside]", "contract", example=_padded_operand, source="blocks of matrices")
+def padded_operand(c: Classes, node: Node) -> Found:
+    """Zeros add nothing."""
+    for p in both_ways(node):
+        for border in c.members(p.a.value, "pad"):
+            a = border.attrs
+            at = [i for i, (m, n) in enumerate(zip(a["lo"], a["hi"], strict=True)) if m or n]
+            labels = [p.a.labels[i] for i in at]
+            if a["mode"] != "constant" or a["value"] != 0 or not set(labels) <= p.summed:
+                continue
+            w, x = p.b, border.inputs[0]
+            if not set(labels) <= set(w.labels):
+                continue
+            for i, label in zip(at, labels, strict=True):
+                w = part(w, label, a["lo"][i], x.shape[i])
+            yield multiply(Named(x, p.a.labels), w, p.out)
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+def _channels(k: Value, rank: int) -> Value | None:
+    """A constant per channel of [n, c, spatial...] as a vector; of extent 1 where it is one
+    number."""
+    k = padded(k, rank)
+    return reshape(k, (k.shape[1],)) if k.type.numel == k.shape[1] else None
+
+
+def is_one_tap(node: Node) -> bool:
+    """A contraction, and treated as one."""
+    return node.attrs["groups"] == 1 and all(k == 1 for k in node.inputs[1].shape[2:])
+
+
+def _convolved(d: Draw, x: Value, m: int) -> Value:
+    kernel = [d.extent(1, min(3, s)) for s in x.shape[2:]]
+    groups = d.any((1, x.shape[1]))
+    w = d.weights(m * groups, x.shape[1] // groups, *kernel)
+    return conv(x, w, (d.extent(1, 2), 1), (1, 1), groups)
+
+
+def _map(d: Draw) -> Value:
+    return d.value(d.extent(1, 2), d.extent(), d.extent(3), d.extent(3))
+
+
+def _scaled_after(d: Draw) -> Value:
+    y = _convolved(d, _map(d), d.extent())
+    return y * d.any((d.weights(y.shape[1], 1, 1), d.weights(1)))
+
+
+@rule("conv(x, w) s = conv(x, w s)", "mul", example=_scaled_after, source="linearity", always=True)
+def scaled_after(c: Classes, node: Node) -> Found:
+    if (found := fixed_operand(c, node)) is None:
+        return
+    y, s = found
+    for inner in c.members(y, "conv"):
+        x, w = inner.inputs
+        factor = _channels(s, y.rank)
+        if factor is not None and c.is_fixed(w):
+            factor = reshape(factor, (factor.type.numel, *[1] * (w.rank - 1)))
+            yield make("conv", [x, w * factor], **inner.attrs)[0]
+
+
+def _scaled_before(d: Draw) -> Value:
+    x = _map(d)
+    x = x * d.any((d.weights(x.shape[1], 1, 1), d.weights(1)))
+    x = pad(x, (0, 0, 1, 0), (0, 0, 0, 1)) if d.any((True, False)) else x
+    return _convolved(d, x, d.extent())
+
+
+@rule("conv(x s, w) = conv(x, s w)", "conv", example=_scaled_before, source="linearity")
+def scaled_before(c: Classes, node: Node) -> Found:
+    """Also through a padding with zeros."""
+    x, w = node.inputs
+    if is_one_tap(node) or not c.is_fixed(w):
+        return
+    for inner, border in _behind_pad(c, x, "mul"):
+        if (found := fixed_operand(c, inner)) is None:
+            continue
+        y, s = found
+        factor = _channels(s, x.rank)
+        if factor is not None:
+            yield make("conv", [_bordered(border, y), _per_input(node, w, factor)], **node.attrs)[0]
+
+
+def _behind_pad(c: Classes, x: Value, *prims: str) -> list[tuple[Node, Node | None]]:
+    """(member, the padding of the map with zeros that it is seen through)."""
+    found: list[tuple[Node, Node | None]] = [(n, None) for n in c.members(x, *prims)]
+    for border in c.members(x, "pad"):
+        a = border.attrs
+        if a["mode"] == "constant" and a["value"] == 0 and not any((*a["lo"][:2], *a["hi"][:2])):
+            found += [(n, border) for n in c.members(border.inputs[0], *prims)]
+    return found
+
+
+def _bordered(border: Node | None, x: Value) -> Value:
+    return x if border is None else make("pad", [x], **border.attrs)[0]
+
+
+def _per_input(node: Node, w: Value, factor: Value) -> Value:
+    """Weights [m, c / groups, kernel...] times a factor for each input channel."""
+    groups, m = node.attrs["groups"], w.shape[0]
+    ones = [1] * (w.rank - 2)
+    if factor.type.numel == 1:
+        return w * reshape(factor, ())
+    split = reshape(w, (groups, m // groups, *w.shape[1:]))
+    return reshape(split * reshape(factor, (groups, 1, w.shape[1], *ones)), w.shape)
+
+
+def _shifted_before(d: Draw) -> Value:
+    x = contract(y := _map(d), d.weights(d.extent(), y.shape[1]), "nchw,mc->nmhw")
+    return _convolved(d, x + d.any((d.weights(x.shape[1], 1, 1), d.weights(1))), d.extent())
+
+
+@rule("conv(x + b, w) = conv(x, w) + sum(b w)", "conv", example=_shifted_before,
+      source="distributivity")  # fmt: skip
+def shifted_before(c: Classes, node: Node) -> Found:
+    """Not through a padding: the border would lack the shift."""
+    x, w = node.inputs
+    if is_one_tap(node) or not c.is_fixed(w):
+        return
+    for inner in c.members(x, "add"):
+        if (found := fixed_operand(c, inner)) is None:
+            continue
+        y, b = found
+        if (shift := _channels(b, x.rank)) is None:
+            continue
+        if not absorbs(c, y):
+            yield No("nothing to compose with")
+            continue
+        each = reduce_sum(_per_input(node, w, shift), tuple(range(1, w.rank)))
+        k = reshape(each, (w.shape[0], *[1] * (x.rank - 2)))
+        yield make("conv", [y, w], **node.attrs)[0] + k
+
+
+def _convolved_pieces(d: Draw) -> Value:
+    n, h = d.extent(), d.extent(2)
+    parts = [d.extent() for _ in range(2)]
+    first = contract(d.value(n, 2, h, h), d.weights(parts[0], 2), "nchw,mc->nmhw")
+    x = make("concat", [first, d.value(n, parts[1], h, h)], axis=1)[0]
+    x = pad(x, (0, 0, 1, 0), (0, 0, 0, 1)) if d.any((True, False)) else x
+    return conv(x, d.weights(d.extent(), sum(parts), 2, 2), (1, 1), (1, 1))
+
+
+@rule("conv(concat(x, y), w) = conv(x, w1) + conv(y, w2)", "conv", example=_convolved_pieces,
+      source="blocks of matrices")  # fmt: skip
+def convolved_pieces(c: Classes, node: Node) -> Found:
+    x, w = node.inputs
+    if is_one_tap(node) or node.attrs["groups"] != 1:
+        return
+    for join, border in _behind_pad(c, x, "concat"):
+        if join.attrs["axis"] != 1:
+            continue
+        if not any(absorbs(c, piece) for piece in join.inputs):
+            yield No("no piece is linear in something")
+            continue
+        offset, total = 0, None
+        for piece in join.inputs:
+            size = piece.shape[1]
+            begin = [offset if a == 1 else 0 for a in range(w.rank)]
+            cut = slice_(w, begin, (w.shape[0], size, *w.shape[2:]))
+            term = make("conv", [_bordered(border, piece), cut], **node.attrs)[0]
+            total, offset = term if total is None else total + term, offset + size
+        assert total is not None
+        yield total
+
+
+def _both_convolved(d: Draw) -> Value:
+    x = d.value(d.extent(), d.extent(), 4, 4)
+    ys = [conv(x, d.weights(d.extent(), x.shape[1], 2, 2), (1, 1), (1, 1)) for _ in range(2)]
+    return make("concat", ys, axis=1)[0]
+
+
+@rule("conv(x, v), conv(x, w) = parts of conv(x, [v w])", "conv", example=_both_convolved,
+      source="TASO", exact=True)  # fmt: skip
+def both_convolved(c: Classes, node: Node) -> Found:
+    x, w = node.inputs
+    if is_one_tap(node) or node.attrs["groups"] != 1 or not c.is_fixed(w):
+        return
+    alike = [
+        u.inputs[1] for u in c.users(x, "conv")
+        if u.attrs == node.attrs and is_whole(c, u.inputs[1]) and c.same(u.inputs[0], x)
+        and u.inputs[1].shape[2:] == w.shape[2:]
+    ]  # fmt: skip
+    alike = list(dict.fromkeys(alike))
+    if not 2 <= len(alike) <= 8 or w not in alike:
+        return
+    whole = make("conv", [x, make("concat", alike, axis=0)[0]], **node.attrs)[0]
+    start = sum(v.shape[0] for v in alike[: alike.index(w)])
+    begin = [start if a == 1 else 0 for a in range(whole.rank)]
+    yield slice_(whole, begin, node.value.shape)
+
+
+# ---------------------------------------------------------------- convolutions and 1x1
+
+
+def _one_after(d: Draw) -> Value:
+    y = _convolved(d, _map(d), 2)
+    return contract(y, d.weights(d.extent(), y.shape[1]), "nchw,mc->nmhw")
+
+
+@rule("v conv(x, w) = conv(x, v w)", "contract", example=_one_after, source="associativity")
+def one_after(c: Classes, node: Node) -> Found:
+    """A 1x1 convolution behind a larger one of one group, where that is less work."""
+    for p in both_ways(node):
+        if p.a.value.rank < 3 or p.b.value.rank != 2 or not c.is_fixed(p.b.value):
+            continue
+        for inner in c.members(p.a.value, "conv"):
+            x, w = inner.inputs
+            channels = p.a.labels[1]
+            own = [i for i in p.b.labels if i != channels]
+            if channels not in p.summed or channels not in p.b.labels or not c.is_fixed(w):
+                continue
+            if inner.attrs["groups"] != 1 or p.out != (p.a.labels[0], own[0], *p.a.labels[2:]):
+                continue
+            m, n = w.shape[0], p.b.extents()[own[0]]
+            taps = w.type.numel // m
+            if n * taps > m * taps + n * m:
+                yield No("it takes more multiplications")
+                continue
+            labels = (channels, *range(FRESH, FRESH + w.rank - 1))
+            v = multiply(p.b, Named(w, labels), (own[0], *labels[1:]))
+            yield make("conv", [x, v], **inner.attrs)[0]
+
+
+def _one_before(d: Draw) -> Value:
+    x = _map(d)
+    y = contract(x, d.weights(d.extent(), x.shape[1]), "nchw,mc->nmhw")
+    y = pad(y, (0, 0, 1, 0), (0, 0, 0, 1)) if d.any((True, False)) else y
+    return conv(y, d.weights(d.extent(), y.shape[1], 2, 2), (1, 1), (1, 1))
+
+
+@rule("conv(v x, w) = conv(x, w v)", "conv", example=_one_before, source="associativity")
+def one_before(c: Classes, node: Node) -> Found:
+    """A 1x1 convolution before a larger one, where that is less work; also through a padding with
+    zeros."""
+    y, w = node.inputs
+    if is_one_tap(node) or node.attrs["groups"] != 1 or not c.is_fixed(w):
+        return
+    for inner, border in _behind_pad(c, y, "contract"):
+        for p in both_ways(inner):
+            if p.b.value.rank != 2 or not c.is_fixed(p.b.value) or p.a.value.rank != y.rank:
+                continue
+            own = [i for i in p.b.labels if i not in p.a.labels]
+            if len(own) != 1 or p.out != (p.a.labels[0], own[0], *p.a.labels[2:]):
+                continue
+            channels = p.a.labels[1]
+            if channels not in p.b.labels:
+                continue
+            taps, size = w.type.numel // w.shape[1], p.a.value.shape[1]
+            if taps * size > taps * w.shape[1] + w.shape[1] * size:
+                yield No("it takes more multiplications")
+                continue
+            labels = (FRESH, own[0], *range(FRESH + 1, FRESH + w.rank - 1))
+            v = multiply(Named(w, labels), p.b, (FRESH, channels, *labels[2:]))
+            yield make("conv", [_bordered(border, p.a.value), v], **node.attrs)[0]

@@ -1,0 +1,321 @@
+"""Spellings: whole graphs made of members of classes.
+
+The cheapest is the answer of the same binary program that selects kernels, with a column for every
+member and a token for every class:
+
+    minimise sum_m price(m) x_m,    sum_{m gives c} x_m >= x_n for every member n that needs class c
+
+Prices are a roofline's. They decide which few spellings are worth offering; which parts of them
+are used, and how they are fused, the program over kernels decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fissile.cost.model import flops
+from fissile.ir.graph import Graph, Node, Value, intern
+from fissile.ir.prims import PRIMS, Kind, constant, kind
+from fissile.rewrite.classes import Classes, rounded
+from fissile.rewrite.labels import product
+from fissile.rewrite.rule import Rule
+from fissile.rewrite.saturate import Saturation, saturate
+from fissile.rewrite.work import conv_work, product_work
+from fissile.select.program import Column, Problem
+from fissile.select.solve import Selected, select
+
+SOURCES = ("input", "constant")
+GAP, SOLVE_S = 1e-3, 6.0
+MOST = 6  # spellings besides the graph itself
+NEAR = 1.05  # times the cheapest: what one that a single equation makes may cost
+FAVOUR = 0.5  # of the price of its members, so that they are chosen
+GROWTH = 2.0  # bytes of constants, over those of the graph
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What executes a graph. mults_per_us, bytes_per_us: its peaks. windows: by how much its 3x3
+    convolutions beat their definition. near: the share of an elementwise result that goes through
+    memory; views: that of a transpose. call_us: of a primitive."""
+
+    mults_per_us: float = 50_000.0
+    bytes_per_us: float = 17_000.0
+    windows: float = 2.0
+    near: float = 0.15
+    views: float = 0.5
+    call_us: float = 0.2
+
+
+OURS = Profile()
+OTHERS = Profile(windows=1.0, near=0.5, views=1.0, call_us=2.0)
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """`classes` maps every value that the graph computes to its class. `us`: by price.
+    `equations`: of the nodes that some equation made."""
+
+    title: str
+    graph: Graph
+    classes: Mapping[Value, Value]
+    us: float
+    equations: Mapping[Node, str] = field(default_factory=dict[Node, str])
+
+
+# ---------------------------------------------------------------- prices
+
+
+def price_us(c: Classes, node: Node, by: Profile) -> float:
+    """A roofline of one primitive by itself."""
+    out = sum(t.size_bytes for t in node.types)
+    if kind(node) is Kind.LINEAR:
+        read = sum(v.type.size_bytes for v in dict.fromkeys(node.inputs))
+        return by.call_us + max(_linear_us(c, node, by), (read + out) / by.bytes_per_us)
+    numel, elements = node.outputs[0].type.numel, sum(v.type.numel for v in node.inputs)
+    if kind(node) is Kind.ELEMENTWISE:
+        compute = PRIMS[node.prim].flops * numel / by.mults_per_us
+        return by.call_us + max(compute, by.near * out / by.bytes_per_us)
+    if kind(node) is Kind.WINDOW:
+        taps = sum(node.attrs["kernel"]) if node.prim == "window_max" else 1
+        return by.call_us + (taps * numel + elements) / by.mults_per_us + out / by.bytes_per_us
+    if kind(node) is Kind.REDUCE:
+        return by.call_us + 2 * elements / by.mults_per_us
+    if node.prim == "reshape":
+        return 0.1 * by.call_us
+    share = by.views if node.prim == "transpose" else by.near
+    return by.call_us + share * out / by.bytes_per_us
+
+
+def _linear_us(c: Classes, node: Node, by: Profile) -> float:
+    if node.prim == "contract":
+        p = product(node)
+        return product_work(c, p.a, p.b) / by.mults_per_us
+    x, w = node.inputs
+    work = conv_work(x.shape, w.shape, node.value.shape)
+    a = node.attrs
+    fast = a["groups"] == 1 and w.shape[2:] == (3, 3) and {*a["dilations"]} == {1}
+    if fast and min(w.shape[:2]) >= 16:
+        work /= by.windows if set(a["strides"]) == {1} else 1 + (by.windows - 1) / 4
+    efficiency = 0.2 if a["groups"] > 1 else min(1.0, w.shape[0] / 16)
+    return work / efficiency / by.mults_per_us
+
+
+def prices(c: Classes, by: Profile) -> dict[Node, float]:
+    """Of every member that computes something at run time."""
+    return {
+        n: price_us(c, n, by) for n in c.nodes
+        if n.prim not in SOURCES and not all(c.is_fixed(v) for v in n.outputs)
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- the program
+
+
+def cheapest(c: Classes, price: Mapping[Node, float]) -> tuple[Node, ...]:
+    """Members that give the outputs, in an order that runs. Raises ValueError where there are
+    none, which would be a fault of the classes."""
+    members = list(price)
+    problem = _problem(c, members, price)
+    found: Selected = select(problem, gap=GAP, time_limit=SOLVE_S)
+    if found.status == "infeasible":
+        raise ValueError("no members of the classes give the outputs")
+    return tuple(members[k] for k in found.chosen)
+
+
+def _problem(c: Classes, members: list[Node], price: Mapping[Node, float]) -> Problem:
+    numbers: dict[Value, int] = {}
+
+    def token(v: Value) -> int:
+        return numbers.setdefault(c.find(v), len(numbers))
+
+    columns: list[Column] = []
+    edges: set[tuple[int, int, int]] = set()
+    for n in members:
+        gives = frozenset(token(v) for v in n.outputs)
+        needs = frozenset(token(v) for v in n.inputs if not c.is_fixed(v))
+        columns.append(Column(price[n], frozenset({min(gives)}), needs, gives))
+        edges |= {(v, min(gives), v) for v in needs}
+    outputs = tuple(token(v) for v in c.outputs if not c.is_fixed(v))
+    free = frozenset(token(v) for v in c.graph.inputs if v.node in c.origin)
+    everything = range(len(numbers))
+    return Problem(
+        tuple(columns), outputs, free, tuple(everything), tuple(everything),
+        tuple(sorted(edges)), frozenset(everything) - free,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def spelled(c: Classes, chosen: Collection[Node], title: str, us: float) -> Spelling:
+    """The graph of chosen members. Raises OverflowError where a constant is too large."""
+    known: dict[Value, Value] = {c.find(v): v for v in c.graph.inputs if v.node in c.origin}
+    meaning: dict[Value, Value] = {v: k for k, v in known.items()}
+    provenance: dict[Node, tuple[str, ...]] = {}
+    equations: dict[Node, str] = {}
+
+    def value(v: Value) -> Value:
+        v = c.find(v)
+        if v not in known:
+            known[v] = rounded(c, v)
+        return known[v]
+
+    for n in chosen:
+        if all(c.find(v) in known for v in n.outputs):
+            continue
+        node = intern(n.prim, _operands(n, [value(v) for v in n.inputs]), n.attrs, n.types)
+        if equation := c.origin[n].equation:
+            equations.setdefault(node, equation)
+        for old, new in zip(n.outputs, node.outputs, strict=True):
+            known.setdefault(c.find(old), new)
+            meaning.setdefault(new, c.find(old))
+        if names := c.graph.provenance.get(c.origin[n].node):
+            provenance.setdefault(node, names)
+    outputs = tuple(value(v) for v in c.outputs)
+    g = c.graph
+    graph = Graph(g.inputs, outputs, g.input_names, g.output_names, provenance, g.name)
+    return Spelling(title, graph, meaning, us, equations)
+
+
+def _operands(n: Node, inputs: Sequence[Value]) -> list[Value]:
+    """Constants of elementwise primitives without leading axes of extent 1, as fission has them."""
+    if kind(n) is not Kind.ELEMENTWISE:
+        return list(inputs)
+    most = max((v.rank for v in inputs if not v.is_constant), default=0)
+    return [_bare(v) if v.is_constant and v.rank == most else v for v in inputs]
+
+
+def _bare(v: Value) -> Value:
+    lead = next((a for a, s in enumerate(v.shape) if s != 1), v.rank)
+    return constant(v.array.reshape(v.shape[lead:])) if lead else v
+
+
+def itself(c: Classes, title: str = "as given") -> Spelling:
+    """The graph of the classes."""
+    meaning = {v: c.find(v) for v in _computed(c.graph)}
+    us = sum(price_us(c, n, OURS) for n in c.graph.primitives)
+    return Spelling(title, c.graph, meaning, us)
+
+
+def as_given(graph: Graph) -> Spelling:
+    """A graph that nobody rewrites."""
+    return Spelling("as given", graph, {v: v for v in _computed(graph)}, math.inf)
+
+
+def _computed(graph: Graph) -> Iterator[Value]:
+    """Its values but for constants."""
+    return (v for n in graph.nodes if n.prim != "constant" for v in n.outputs)
+
+
+def constant_bytes(graph: Graph) -> int:
+    return sum(n.value.type.size_bytes for n in graph.nodes if n.prim == "constant")
+
+
+def best(found: Saturation, by: Profile, title: str = "cheapest") -> Spelling:
+    """The cheapest spelling whose constants do not outgrow those of the graph by `GROWTH`; the
+    graph itself where there is none."""
+    spelling, _ = _best(found, prices(found.classes, by), title)
+    return spelling or itself(found.classes)
+
+
+def _best(
+    found: Saturation, price: Mapping[Node, float], title: str
+) -> tuple[Spelling | None, tuple[Node, ...]]:
+    c, limit = found.classes, GROWTH * constant_bytes(found.classes.graph)
+    dear = dict(price)
+    for _ in range(8):
+        try:
+            chosen = cheapest(c, dear)
+            spelling = spelled(c, chosen, title, sum(price[n] for n in chosen))
+        except OverflowError as fault:
+            found.refused["constants", str(fault)] += 1
+            dear |= {n: 100 * us for n, us in dear.items() if _overflows(c, n)}
+            continue
+        if constant_bytes(spelling.graph) <= max(limit, 1 << 16):
+            return spelling, chosen
+        found.refused["constants", "they would outgrow those of the model"] += 1
+        dear |= {n: us + _large(c, n) for n, us in dear.items()}
+    return None, ()
+
+
+def _overflows(c: Classes, node: Node) -> bool:
+    try:
+        for v in node.inputs:
+            if c.is_fixed(v):
+                rounded(c, v)
+    except OverflowError:
+        return True
+    return False
+
+
+def _large(c: Classes, node: Node) -> float:
+    """A price of bytes of constants that are not the graph's own."""
+    made = [v for v in node.inputs if c.is_fixed(v) and c.find(v).node.prim != "constant"]
+    return sum(v.type.size_bytes for v in made) / OURS.bytes_per_us
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """`simpler`: what was found by equations that always pay; `found`: by all, from there on."""
+
+    spellings: tuple[Spelling, ...]
+    simpler: Saturation
+    found: Saturation
+
+
+def rewritten(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Rewriting:
+    """The spellings of a graph: simplified, the cheapest, and others."""
+    rules = tuple(rules)
+    simpler = saturate(graph, [r for r in rules if r.always], exact)
+    simple = best(simpler, OURS, "simplified").graph
+    found = saturate(simple, rules, exact)
+    return Rewriting(spellings(found), simpler, found)
+
+
+def for_runtimes(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Graph:
+    """The cheapest spelling where a runtime executes one operator after another."""
+    rules = [r for r in rules if not r.ours]
+    simple = best(saturate(graph, [r for r in rules if r.always], exact), OTHERS).graph
+    return best(saturate(simple, rules, exact), OTHERS).graph
+
+
+def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
+    """The graph itself, the cheapest spelling, and for equations that the cheapest has no use for
+    the cheapest that has, where it costs little more."""
+    c = found.classes
+    first = itself(c, "simplified")
+    price = prices(c, by)
+    if not any(c.origin[n].equation for n in price):
+        return (first,)
+    cheap, chosen = _best(found, price, "cheapest")
+    if cheap is None:
+        return (first,)
+    others = sorted(_favoured(found, price, cheap, chosen), key=lambda s: s.us)
+    distinct = {_work(c, s): s for s in (*others[::-1], cheap)}
+    distinct.pop(_work(c, first), None)
+    kept = sorted(distinct.values(), key=lambda s: s.us)[:MOST]
+    return (first, *([cheap] if cheap not in kept else []), *kept)
+
+
+def _work(c: Classes, s: Spelling) -> tuple[tuple[str, int], ...]:
+    """What tells spellings apart: products and windows by the work of each, views aside."""
+    heavy = (n for n in s.graph.primitives if kind(n) in (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE))
+    return tuple(sorted((kind(n).value, round(flops(n))) for n in heavy))
+
+
+def _favoured(
+    found: Saturation, price: Mapping[Node, float], cheap: Spelling, chosen: Collection[Node]
+) -> Iterator[Spelling]:
+    c = found.classes
+    used = {c.origin[n].equation for n in chosen}
+    for equation in sorted({c.origin[n].equation for n in price} - used - {""}):
+        own = {n for n in price if c.origin[n].equation == equation}
+        better = {n: us * FAVOUR if n in own else us for n, us in price.items()}
+        spelling, members = _best(found, better, equation)
+        if spelling is None or not own & set(members):
+            continue
+        us = sum(price[n] for n in members)
+        if us <= NEAR * cheap.us:
+            yield replace(spelling, us=us)
