@@ -100,6 +100,13 @@ def test_moments(name, how, machine):
     assert kernel.closes
 
 
+@pytest.mark.parametrize("machine", [WIDE, NARROW], ids=["16", "8"])
+def test_moments_of_stride_two(machine):
+    y = convolution(c=24, m=40, stride=2, size=(31, 30))
+    check(measured.lower, (y, *statistics(y)), LAST, machine=machine, tolerance=6e-6,
+          by="winograd", m=3)  # fmt: skip
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 40), st.integers(2, 70), st.integers(1, 19), st.integers(1, 19),

@@ -1,7 +1,8 @@
-"""Winograd's convolution against float64, for both tile sizes.
+"""Winograd's convolution against float64, for every tile size.
 
 Tolerances come from the distribution of the error (docs/decisions/007-winograd-points.md): for
-normal data its relative rms is at most 3.2e-8 sqrt(C) for m = 2 and 1.4e-7 sqrt(C) for m = 4, of
+normal data its relative rms is at most 3.2e-8 sqrt(C) for m = 2, 5e-8 sqrt(C) for m = 3 and
+1.4e-7 sqrt(C) for m = 4, of
 outputs whose largest is some four times their rms; the largest of 10^5 normal errors is below five
 times their rms. So the largest error is below 5/4 of these numbers of the largest output; the tests
 allow a factor of 4 beyond for pads, epilogues and shapes with few outputs.
@@ -23,7 +24,7 @@ from fissile.ir.graph import Value
 from fissile.targets.cpu.impls import winograd
 from fissile.targets.cpu.impls.anchor import CHANNELS, slide
 from fissile.targets.cpu.machine import Machine, this_machine
-from fissile.targets.cpu.packing import PACKERS, WINOGRAD_POINTS, winograd_filter
+from fissile.targets.cpu.packing import PACKERS, WINOGRAD_FORMS, WINOGRAD_POINTS, winograd_filter
 
 sys.path.insert(0, str(Path(__file__).parent))
 import running
@@ -33,8 +34,9 @@ from test_conv import EPILOGUES, activated, biased, convolution, cut, joined, re
 if this_machine().vl != 16:
     pytest.skip("the kernels here are written for AVX-512", allow_module_level=True)
 
-SIZES = (2, 4)
-RMS = {2: 3.2e-8, 4: 1.4e-7}
+SIZES = (2, 3, 4)
+RMS = {2: 3.2e-8, 3: 5e-8, 4: 1.4e-7}
+STEPS = {2: (1, 1), 3: (2, 2), 4: (1, 1)}
 
 
 def right(y: Value | tuple[Value, ...], m: int, c: int, where: str = LAST, **asked: object) -> None:
@@ -63,13 +65,13 @@ SHAPES = {
 @pytest.mark.parametrize("m", SIZES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(shape, m):
-    right(biased(convolution(**SHAPES[shape])), m, SHAPES[shape]["c"])
+    right(biased(convolution(**SHAPES[shape], strides=STEPS[m])), m, SHAPES[shape]["c"])
 
 
 @pytest.mark.parametrize("m", SIZES)
 @pytest.mark.parametrize("shape", ["odd channels", "two images", "many tiles"])
 def test_vectors_of_eight(shape, m):
-    right(biased(convolution(**SHAPES[shape])), m, SHAPES[shape]["c"], machine=NARROW)
+    right(biased(convolution(**SHAPES[shape], strides=STEPS[m])), m, SHAPES[shape]["c"], machine=NARROW)
 
 
 @settings(max_examples=25, deadline=None)
@@ -81,30 +83,30 @@ def test_random_shapes(c, k, h, w, n, mode, m):
     h, w = (max(h, 2), max(w, 2)) if mode == "reflect" else (h, w)
     assume(n * k * h * w >= 64)  # else the largest output may be near 0, and errors are not
     x = padded(image(n, c, h, w), ((1, 1), (1, 1)), mode)
-    right(biased(p.conv(x, weights(k, c, 3, 3), (1, 1), (1, 1))), m, c)
+    right(biased(p.conv(x, weights(k, c, 3, 3), STEPS[m], (1, 1))), m, c)
 
 
 @pytest.mark.parametrize("m", SIZES)
 @pytest.mark.parametrize("prologue", [reflected, activated, joined, upsampled, cut])
 def test_prologues(prologue, m):
-    right(biased(p.conv(prologue(32), weights(32, 32, 3, 3), (1, 1), (1, 1))), m, 32)
+    right(biased(p.conv(prologue(32), weights(32, 32, 3, 3), STEPS[m], (1, 1))), m, 32)
 
 
 @pytest.mark.parametrize("m", SIZES)
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 def test_epilogues(epilogue, m):
-    right(epilogue(convolution(c=24, m=24, size=(13, 14))), m, 24)
+    right(epilogue(convolution(c=24, m=24, size=(13, 14), strides=STEPS[m])), m, 24)
 
 
 @pytest.mark.parametrize("m", SIZES)
 def test_two_outputs(m):
-    y = biased(convolution())
+    y = biased(convolution(strides=STEPS[m]))
     right((y, p.maximum(y, 0.0)), m, 16)
 
 
 @pytest.mark.parametrize("m", SIZES)
 def test_an_input_in_the_other_layout(m):
-    y = biased(convolution(c=20, m=40, size=(13, 14)))
+    y = biased(convolution(c=20, m=40, size=(13, 14), strides=STEPS[m]))
     check(winograd.lower, y, FIRST, LAST, tolerance=5 * RMS[m] * math.sqrt(20), m=m)
 
 
@@ -122,7 +124,7 @@ def test_an_input_in_the_other_layout(m):
 @pytest.mark.parametrize("m", SIZES)
 def test_every_cut_gives_the_same_bits(asked, m):
     """Panels, bands and registers only change which elements are computed together."""
-    y = biased(convolution(c=40, m=64, size=(15, 18), n=2))
+    y = biased(convolution(c=40, m=64, size=(15, 18), n=2, strides=STEPS[m]))
     results = []
     for params in ({}, asked):
         c = candidate((y,), LAST, LAST, m=m, **params)
@@ -137,7 +139,7 @@ def test_every_cut_gives_the_same_bits(asked, m):
 @pytest.mark.parametrize("together", [1, 2, 3, 6])
 def test_images_together(together, m):
     """Six small images; the prologue, the epilogue and another operand are those of each."""
-    x = convolution(c=24, m=40, size=(7, 6), n=6)
+    x = convolution(c=24, m=40, size=(7, 6), n=6, strides=STEPS[m])
     right(biased(x), m, 24, together=together)
     right(p.maximum(x + image(*x.shape), 0.0), m, 24, together=together)
 
@@ -155,7 +157,7 @@ def test_deep_layers_of_a_batch_take_their_images_together():
 def test_a_flat_image_stays_flat(m):
     """Else an instance normalisation would divide the noise by its own size. 0.1 is rounded."""
     x = padded(image(1, 24, 13, 14), ((1, 1), (1, 1)), "reflect")
-    c = candidate((p.conv(x, weights(20, 24, 3, 3), (1, 1), (1, 1)),), LAST, LAST, m=m)
+    c = candidate((p.conv(x, weights(20, 24, 3, 3), STEPS[m], (1, 1)),), LAST, LAST, m=m)
     kernel = winograd.lower(c, WIDE)
     assert kernel, kernel
     flat = np.broadcast_to(
@@ -172,7 +174,7 @@ def test_tiles_for_two_threads():
     assert kernel and kernel.tiles % 2 == 0
 
 
-@pytest.mark.parametrize("m", SIZES)
+@pytest.mark.parametrize("m", WINOGRAD_POINTS)
 def test_the_filter_is_exact_for_polynomials(m):
     """G g holds the values of g's polynomial at the points, each over a product of differences."""
     g, points = np.array([0.3, -1.2, 0.7]), WINOGRAD_POINTS[m]
@@ -181,6 +183,16 @@ def test_the_filter_is_exact_for_polynomials(m):
         scale = math.prod(x - y for y in points if y != x)
         assert value * scale == pytest.approx(np.polyval(g[::-1], x))
     assert values[-1] == g[2]
+
+
+def test_the_form_of_stride_two_is_exact():
+    """Whole numbers: 1-D outputs of the definition, from seven products."""
+    rng = np.random.default_rng(3)
+    d, g = rng.integers(-9, 10, 7).astype(float), rng.integers(-9, 10, 3).astype(float)
+    inputs = np.array([d[4] - d[0], d[2] + d[4], d[4] - d[2], d[6] - d[2], d[1], d[3], d[5]])
+    v = inputs * (WINOGRAD_FORMS[3] @ g)
+    got = [v[0] + v[1] + v[2] + v[4], v[1] - v[2] + v[5], v[1] + v[2] + v[3] + v[6]]
+    assert got == [d[2 * i : 2 * i + 3] @ g for i in range(3)]
 
 
 def test_packed_panels():
@@ -202,7 +214,8 @@ def test_packed_panels():
 @pytest.mark.parametrize(
     "asked",
     [
-        case(strides=(2, 2)),
+        case(strides=(3, 3), size=(15, 15)),
+        case(strides=(1, 2)),
         case(dilations=(2, 2), pads=((2, 2), (2, 2))),
         case(kernel=(5, 5), pads=((2, 2), (2, 2))),
         case(groups=2),
@@ -225,5 +238,7 @@ def test_a_small_convolution_is_not_offered():
     machine = Machine(vl=16, registers=32, l2_bytes=1 << 20)
     assert not list(winograd.variants(small, machine))
     assert list(winograd.variants(large, machine)) == [(("m", 2),), (("m", 4),)]
+    halved = candidate((convolution(c=64, m=64, size=(28, 28), strides=(2, 2)),), LAST, LAST)
+    assert list(winograd.variants(halved, machine)) == [(("m", 3),)]
     deep = candidate((convolution(c=512, m=512, size=(13, 13)),), LAST, LAST)
     assert (("m", 4), ("nv", 2)) in list(winograd.variants(deep, machine))

@@ -13,7 +13,7 @@ WINOGRAD = (
 )
 
 
-@pytest.mark.parametrize("tile", [2, 4])
+@pytest.mark.parametrize("tile", [2, 3, 4])
 @pytest.mark.parametrize(
     "m,c,width,vl", [(16, 3, 16, 16), (40, 5, 32, 16), (7, 2, 8, 4), (33, 1, 24, 8), (1, 9, 16, 16)]
 )

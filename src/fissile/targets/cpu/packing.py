@@ -156,12 +156,22 @@ def winograd_filter(points: Sequence[float]) -> np.ndarray:
     return np.array([*rows, [0.0, 0.0, 1.0]])
 
 
+# G by the outputs of a tile: m x m at stride 1; 3 x 3 at stride 2, whose outer taps are F(3, 2) at
+# 0, 1, -1 and infinity on every other input, the middle one being three products as they are
+WINOGRAD_FORMS: dict[int, np.ndarray] = {
+    **{m: winograd_filter(points) for m, points in WINOGRAD_POINTS.items()},
+    3: np.array(
+        [[-1, 0, 0], [0.5, 0, 0.5], [0.5, 0, -0.5], [0, 0, 1], [0, 1, 0], [0, 1, 0], [0, 1, 0]]
+    ),
+}
+
+
 @packer
 def winograd_panels(array: np.ndarray, tile: int, width: int, vl: int) -> np.ndarray:
     """Weights [m, c, 3, 3] as [panel][tap of G g G^T][c][width of the panel], transformed in
     float64 and rounded once; a panel takes the place of `width` channels, the last one is only as
     wide as its whole vectors."""
-    g = winograd_filter(WINOGRAD_POINTS[tile])
+    g = WINOGRAD_FORMS[tile]
     u = np.einsum("ai,mcij,bj->abcm", g, array.astype(np.float64), g, optimize=True)
     taps, c, m = g.shape[0] ** 2, array.shape[1], array.shape[0]
     u = u.reshape(taps, c, m)

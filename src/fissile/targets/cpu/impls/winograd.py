@@ -1,10 +1,11 @@
-"""Winograd's convolution: 3x3, stride 1, with m x m outputs for (m + 2)^2 multiplications.
+"""Winograd's convolution: 3x3, with m x m outputs for fewer multiplications than 9 m^2: (m + 2)^2 at
+stride 1, m = 2 or 4, and 49 at stride 2, m = 3.
 
     y = A^T [ sum_c (G g G^T) o (B^T d B) ] A                                  (runtime/winograd.h)
 
 A tile of the kernel is a band of rows of m x m output tiles, or several small images, and a share
 of the panels of output channels. It transforms the inputs of the band, v[tap][tile][c]; then, for
-each panel, (m + 2)^2 contractions over the channels give u[tap][tile][channel], which are
+each panel, one contraction for each tap over the channels give u[tap][tile][channel], which are
 transformed back while they are near, and end in the epilogue. The transformed weights pass once for
 each tile of the kernel: deep layers of a batch have more weights than inputs.
 """
@@ -45,20 +46,24 @@ LINE = 16  # floats in a cache line
 FEW = 16  # tiles in a band
 AHEAD = 2  # tiles between the fetch of a line and its store
 WORTHWHILE = 1.15  # modelled cycles of the direct convolution over ours
-INPUT, OUTPUT = {2: 60.0, 4: 260.0}, {2: 50.0, 4: 200.0}  # cycles to transform a tile's vector
+SIDE = {2: 4, 3: 7, 4: 6}  # inputs along an axis of a tile of m outputs
+FORMS = {1: (2, 4), 2: (3,)}  # m by stride
+INPUT = {2: 60.0, 3: 180.0, 4: 260.0}  # cycles to transform a tile's vector
+OUTPUT = {2: 50.0, 3: 130.0, 4: 200.0}
 OUTPUT_OF = "auto l, vf a, int y, int x, int v"
 FROM_L2 = 1 / 32  # cycles for a byte
 
 
 def takes(region: Region) -> bool:
-    """One 3x3 convolution, stride and dilation 1, one group, constant weights."""
+    """One 3x3 convolution of stride 1 or 2, dilation 1, one group, constant weights."""
     nodes = [n for n in region.nodes if n.prim == "conv"]
     return len(nodes) == 1 and fits(nodes[0]) and one_anchor(region.nodes)
 
 
 def fits(node: Node) -> bool:
     k, a = node.inputs[1], node.attrs
-    plain = a["groups"] == 1 and {*a["strides"], *a["dilations"]} == {1}
+    steps = set(a["strides"])
+    plain = a["groups"] == 1 and set(a["dilations"]) == {1} and steps in ({1}, {2})
     return plain and k.shape[2:] == (3, 3) and k.is_constant and not is_scalar(k)
 
 
@@ -69,7 +74,7 @@ def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
     (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
     s = slide(node, CHANNELS, (3, 3), node.inputs[1].shape[0], 1)
     direct = s.n * s.oh * s.ow * s.m * s.c * 9 / machine.vl
-    for m in (2, 4):
+    for m in FORMS[s.sh]:
         best = cut(s, m, machine, {})
         if direct < WORTHWHILE * best.cycles:
             continue
@@ -82,15 +87,15 @@ def variants(candidate: Candidate, machine: Machine) -> Iterator[Params]:
 
 
 def saving(candidate: Candidate) -> float:
-    """Multiplications of the definition over (m + 2)^2 for m^2 outputs."""
+    """Multiplications of the definition over those of a tile of m^2 outputs."""
     m = candidate.param["m"]
-    return 9 * m * m / (m + 2) ** 2
+    return 9 * m * m / SIDE[m] ** 2
 
 
 def opened_bytes(candidate: Candidate) -> int:
-    """(m + 2)^2 weights are made of each 9."""
+    """A weight for each tap of a tile is made of each 9."""
     (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
-    return node.inputs[1].type.size_bytes * (candidate.param["m"] + 2) ** 2 // 9
+    return node.inputs[1].type.size_bytes * SIDE[candidate.param["m"]] ** 2 // 9
 
 
 def error(candidate: Candidate) -> float:
@@ -98,20 +103,23 @@ def error(candidate: Candidate) -> float:
     own is 3.2e-8 sqrt(C) for m = 2, whose sums are shorter, and 1.35e-7 sqrt(C) for m = 4
     (docs/decisions/007-winograd-points.md)."""
     (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
-    return {2: 1e-8, 4: 1.24e-7}[candidate.param["m"]] * math.sqrt(node.inputs[1].shape[1])
+    return {2: 1e-8, 3: 1e-8, 4: 1.24e-7}[candidate.param["m"]] * math.sqrt(node.inputs[1].shape[1])
 
 
 def lower(candidate: Candidate, machine: Machine) -> Kernel | No:
-    """The kernel of a region with one 3x3 convolution, channels-last. f32 only. `params` holds m,
-    2 or 4."""
+    """The kernel of a region with one 3x3 convolution, channels-last. f32 only. `params` holds
+    m."""
     try:
         node = find(candidate, ("conv",))
         if not fits(node):
-            raise Illegal("not a 3x3 convolution of stride 1 in one group with constant weights")
+            raise Illegal("no 3x3 convolution of stride 1 or 2 in one group with constant weights")
         if lanes_of(candidate, node) != CHANNELS:
             raise Illegal("the channels of the output are not innermost")
         s = slide(node, CHANNELS, (3, 3), node.inputs[1].shape[0], 1)
-        return _Winograd(candidate, machine, s, candidate.param.get("m", 4)).kernel()
+        m = candidate.param.get("m", FORMS[s.sh][-1])
+        if m not in FORMS[s.sh]:
+            raise Illegal(f"no tile of {m} x {m} outputs at stride {s.sh}")
+        return _Winograd(candidate, machine, s, m).kernel()
     except Illegal as reason:
         return reason.no
 
@@ -133,7 +141,7 @@ class Cut:
 
     @property
     def taps(self) -> int:
-        return (self.m + 2) ** 2
+        return SIDE[self.m] ** 2
 
 
 def cut(s: Slide, m: int, machine: Machine, asked: Mapping[str, Any]) -> Cut:
@@ -195,7 +203,7 @@ def _cycles(
 ) -> float:  # fmt: skip
     """Contractions and transforms; the transformed inputs, which every panel reads, from the second
     cache or the third; the weights, once for each band; threads that wait for the last tile."""
-    taps, vl, total = (m + 2) ** 2, machine.vl, sum(tiles)
+    taps, vl, total = SIDE[m] ** 2, machine.vl, sum(tiles)
     contractions = taps * c * sum(_steps(t, mr, lanes, machine) for t in tiles)
     inputs = total * tiling.splits * -(-c // vl) * INPUT[m]
     outputs = total * -(-k // vl) * OUTPUT[m]
@@ -276,10 +284,10 @@ class _Winograd:
 
     def _inputs(self, x: Input) -> list[str]:
         m, s = self.m, self.s
-        y = plus((m, f"(i / {self.wide})"))
-        left = plus((m, f"(i % {self.wide})"))
+        y = plus((m * s.sh, f"(i / {self.wide})"))
+        left = plus((m * s.sw, f"(i % {self.wide})"))
         corner = plus("in", (x.row, "y"), (x.pixel, "left"))
-        tile = f"{x.row}, {x.pixel}, {s.c}, {s.h} - h0 - y, {s.w} - left"
+        tile = f"{x.row}, {x.pixel}, {s.c}, {s.h} - {plus((s.sh, 'h0'))} - y, {s.w} - left"
         place = plus("v", (self.row, self._first))
         return block(
             "for (int64_t i = 0; i < T; ++i) {",

@@ -21,6 +21,7 @@ template <> struct Points<4> {
 };
 
 template <int M> struct FilterMatrix {
+  static constexpr int S = M + 2;
   double g[M + 2][3];
   constexpr FilterMatrix() : g() {
     for (int i = 0; i <= M; i++) {
@@ -34,10 +35,16 @@ template <int M> struct FilterMatrix {
   }
 };
 
+// Of stride 2: F(3, 2) of the outer taps at 0, 1, -1 and infinity, and the middle one three times.
+template <> struct FilterMatrix<3> {
+  static constexpr int S = 7;
+  double g[7][3] = {{-1, 0, 0}, {0.5, 0, 0.5}, {0.5, 0, -0.5}, {0, 0, 1}, {0, 1, 0}, {0, 1, 0}, {0, 1, 0}};
+};
+
 // G g G^T of LANES filters, w[tap][lane], in double and rounded once: u[tap][lane].
 template <int M, int LANES> inline void winograd_filters(float* u, const double (&w)[9][LANES]) {
-  constexpr int S = M + 2;
-  constexpr FilterMatrix<M> filter;
+  constexpr FilterMatrix<M> filter{};
+  constexpr int S = FilterMatrix<M>::S;
   double t[S][3][LANES];
   for (int i = 0; i < S; i++)
     for (int j = 0; j < 3; j++)
@@ -52,7 +59,7 @@ template <int M, int LANES> inline void winograd_filters(float* u, const double 
 
 template <int M>
 void winograd_panels_of(float* to, const float* from, int64_t m, int64_t c, int64_t width, int64_t vl) {
-  constexpr int S = M + 2, LANES = 8;
+  constexpr int S = FilterMatrix<M>::S, LANES = 8;
   for (int64_t first = 0; first < m; first += width, to += S * S * c * width) {
     const int64_t left = m - first < width ? m - first : width, row = (left + vl - 1) / vl * vl;
     for (int64_t k = 0; k < c; k++)
@@ -75,6 +82,8 @@ inline void winograd_panels(float* to, const float* from, int64_t m, int64_t c, 
                             int64_t width, int64_t vl) {
   if (tile == 2) {
     winograd_panels_of<2>(to, from, m, c, width, vl);
+  } else if (tile == 3) {
+    winograd_panels_of<3>(to, from, m, c, width, vl);
   } else {
     winograd_panels_of<4>(to, from, m, c, width, vl);
   }
