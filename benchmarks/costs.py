@@ -12,13 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fissile.bench import interleaved
-from fissile.compile import implement
+from fissile.compile import offer
 from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Kernel
-from fissile.kernels.identify import identify
 from fissile.peers import Call
 from fissile.targets.cpu.harness import CpuBench
-from fissile.targets.cpu.target import Cpu
 from fissile.targets.cpu.toolchain import find
 
 ROUNDS = 5
@@ -39,13 +37,12 @@ class Round:
 
 
 def rounds(
-    graph: Graph, keys: Iterable[str], call: Call, threads: int, error: float
+    graph: Graph, keys: Iterable[str], call: Call, threads: int, accuracy: str
 ) -> list[Round]:
     """Of a plan whose candidates have these keys. Raises ValueError where one cannot be timed."""
     count = Counter(keys)
-    cpu = Cpu(graph, threads=threads, error=error)
-    candidates = implement(graph, cpu, identify(graph, cpu.limits, cpu.admissible))
-    found = {c.key: c for c in candidates if c.key in count}
+    cpu, woven = offer(graph, threads, accuracy)
+    found = {c.key: c for c in woven.candidates if c.key in count}
     lowered = {key: cpu.kernel(c) for key, c in found.items()}
     kernels = [(key, k) for key, k in lowered.items() if isinstance(k, Kernel)]
     bench, measured = CpuBench(find(), threads, jobs=1), []

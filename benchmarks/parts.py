@@ -31,14 +31,18 @@ from batches import batched
 from networks import REAL, network, real
 
 import fissile
+from fissile.artifact.manifest import Tensor
 from fissile.bench import Latency, interleaved, ours, random_feeds
 from fissile.cost.store import Place as StorePlace
 from fissile.cost.store import Store, home
 from fissile.errors import FissileError
 from fissile.onnx.load import load as load_graph
+from fissile.onnx.save import save as save_graph
 from fissile.peers import Call, peer
+from fissile.rewrite.rules import RULES
+from fissile.select.spellings import for_runtimes
 from fissile.targets.cpu.implementations import IMPLEMENTATIONS
-from fissile.verify import most_error, relative_error
+from fissile.verify import relative_error
 
 PEERS = ("onnxruntime", "openvino")
 SPINNERS = 2
@@ -49,7 +53,9 @@ TOGETHER = {  # implementations that are left out together; others alone
     "winograd": ("winograd", "measured"),  # which may take its way too
     "measured": ("measured",),
 }
-PARTS_OF_THE_METHOD = ("fusion", "program", "recomputation", "channels-first", "channels-last")
+PARTS_OF_THE_METHOD = (
+    "rewrites", "fusion", "program", "recomputation", "channels-first", "channels-last",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -362,6 +368,42 @@ def ablation(place: Place, case: Case) -> dict[str, Any]:
     return {"engines": _rows(interleaved(calls, seconds)), "us": us, "faults": faults}
 
 
+def exported(place: Place, case: Case) -> dict[str, Any]:
+    """`fission --optimize` in unmodified runtimes, each interleaved with the model as it was."""
+    model = place.model(case)
+    graph = load_graph(model, shapes(case))
+    better = for_runtimes(graph, RULES.values())
+    feeds = random_feeds([
+        Tensor(n, v.type) for n, v in zip(graph.input_names, graph.inputs, strict=True)
+    ])  # fmt: skip
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="fissile-exported-") as folder:
+        path = Path(folder) / "optimised.onnx"
+        path.write_bytes(save_graph(better, whole=True).SerializeToString())
+        for name in PEERS:
+            calls = {
+                "optimised": peer(name, str(path), feeds, case.threads),
+                "model": peer(name, str(model), feeds, case.threads),
+            }
+            outputs = [[np.array(a) for a in call()] for call in calls.values()]
+            apart = max(relative_error(a, b) for a, b in zip(*outputs, strict=True))
+            found[name] = _rows(interleaved(calls, case.seconds)) | {"apart": apart}
+    return {"engines": found, "primitives": [len(graph.primitives), len(better.primitives)]}
+
+
+def joint(place: Place, case: Case) -> dict[str, Any]:
+    """The program's objective: of the graph as given, of the spelling of fewest operations, and of
+    all spellings at once; by what is known of kernels, nothing being measured. The time that
+    saturation and the program take."""
+    found: dict[str, Any] = {}
+    for title, names in (("given", ("rewrites",)), ("sequential", ("joint",)), ("joint", ())):
+        exe = place.fresh(case, tune=0, without=names, verify=False)
+        s = exe.selection
+        found[title] = {"us": s.us, "gap": s.gap, "solver_s": s.seconds,
+                        "rewrite_s": exe.stages.seconds["rewrite"]}  # fmt: skip
+    return found
+
+
 def kernels(place: Place, case: Case) -> dict[str, Any]:
     """Kernel shapes of a network against the limits of the core."""
     graph = load_graph(place.model(case), shapes(case))
@@ -373,8 +415,8 @@ def savings(place: Place, case: Case) -> dict[str, Any]:
     """The chosen kernels that save multiplications against direct ones of the same regions."""
     exe, _ = place.compiled(case)
     chosen = [c["key"] for c in exe.manifest.facts["selection"]["choices"] if c]
-    graph, error = load_graph(place.model(case), shapes(case)), most_error(case.accuracy)
-    found = saving_kernels.rows(graph, chosen, case.threads, error)
+    graph = load_graph(place.model(case), shapes(case))
+    found = saving_kernels.rows(graph, chosen, case.threads, case.accuracy)
     return {"kernels": len(chosen), "rows": [asdict(r) for r in found]}
 
 
@@ -382,9 +424,9 @@ def costs(place: Place, case: Case) -> dict[str, Any]:
     """The chosen kernels' costs, measured now, against the latency before and after."""
     exe, _ = place.compiled(case)
     chosen = [c["key"] for c in exe.manifest.facts["selection"]["choices"] if c]
-    graph, error = load_graph(place.model(case), shapes(case)), most_error(case.accuracy)
+    graph = load_graph(place.model(case), shapes(case))
     call = ours(exe, random_feeds(exe.inputs))
-    found = kernel_costs.rounds(graph, chosen, call, case.threads, error)
+    found = kernel_costs.rounds(graph, chosen, call, case.threads, case.accuracy)
     shares = sorted(r.share for r in found)
     return {"kernels": len(chosen), "share": median(shares),
             "low": shares[0], "high": shares[-1], "rounds": [asdict(r) for r in found]}  # fmt: skip
@@ -394,7 +436,7 @@ Part = Callable[[Place, Case], dict[str, Any]]
 PARTS: dict[str, Part] = {
     "latency": latency, "fast": latency, "batch": latency, "memory": memory,
     "neighbours": neighbours, "tuning": tuning, "untuned": untuned, "ablation": ablation,
-    "kernels": kernels, "savings": savings, "costs": costs,
+    "kernels": kernels, "savings": savings, "costs": costs, "exported": exported, "joint": joint,
 }  # fmt: skip
 
 

@@ -17,18 +17,17 @@ from pathlib import Path
 
 from networks import NAMES, REAL, network, real
 
-from fissile.compile import implement
+from fissile.compile import offer
 from fissile.cost.calibrate import Calibration
 from fissile.cost.defaults import TABLE, table
 from fissile.cost.measure import measure
 from fissile.cost.model import Model, Seen
 from fissile.cost.store import Store, home
 from fissile.kernels.candidate import Candidate
-from fissile.kernels.identify import identify
 from fissile.onnx.load import load
 from fissile.targets.cpu.calibrate import calibrate
 from fissile.targets.cpu.harness import CpuBench
-from fissile.targets.cpu.target import VERSION, Cpu
+from fissile.targets.cpu.target import VERSION
 from fissile.targets.cpu.toolchain import find
 
 Observed = list[tuple[tuple[str, ...], float]]  # chain of sorts, log(measured / modelled)
@@ -37,11 +36,10 @@ Observed = list[tuple[tuple[str, ...], float]]  # chain of sorts, log(measured /
 def observations(name: str, each: int, store: Path, work: Path) -> tuple[Observed, Calibration]:
     is_real = name in REAL
     graph = load(real(name, work), REAL[name]["shapes"]) if is_real else load(network(name))
-    cpu, toolchain = Cpu(graph, threads=1), find()
-    candidates = implement(graph, cpu, identify(graph, cpu.limits, cpu.admissible))
+    (cpu, woven), toolchain = offer(graph, threads=1), find()
     machine = calibrate(toolchain, 1)
     model, bench = Model(machine, cpu.efficiency), CpuBench(toolchain, 1, version=VERSION)
-    distinct = {c.key: c for c in candidates if not c.is_alias}
+    distinct = {c.key: c for c in woven.candidates if not c.is_alias}
     sample = _sample(distinct.values(), model, each)
     known = Store(store, bench.place)
     times = known.get(distinct)

@@ -4,7 +4,8 @@
     python benchmarks/results.py table
 
 Parts: latency (threads 1 and 2, batch 1), batch (batch 8), fast (`--accuracy fast`), memory,
-neighbours, costs, tuning, untuned, ablation, kernels, savings; without a name, all of them. Every
+neighbours, costs, tuning, untuned, ablation, kernels, savings, exported (`fission --optimize` in
+other runtimes), joint; without a name, all of them. Every
 row is measured by a process of its own and saved below `OUT/results`; a row that is there, of the
 same sources and settings, is not measured again, so that a run that was stopped goes on where it
 was. `RESULTS.md` is written anew after every part from the rows that are there.

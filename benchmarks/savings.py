@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from kernels import how_of, is_anchor, title_of
 
+from fissile.compile import offer
 from fissile.cost.model import flops
 from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate, Kernel
-from fissile.kernels.identify import identify
 from fissile.targets.cpu.harness import BATCH, CpuBench
 from fissile.targets.cpu.implementations import BY_NAME
 from fissile.targets.cpu.target import Cpu
@@ -52,12 +52,10 @@ class Row:
     direct_us: float
 
 
-def rivalries(graph: Graph, keys: Iterable[str], cpu: Cpu) -> list[Rivalry]:
-    """Of the candidates with these keys, those that save multiplications."""
+def rivalries(offered: Iterable[Candidate], keys: Iterable[str]) -> list[Rivalry]:
+    """Of the offered candidates with these keys, those that save multiplications."""
     count, found = Counter(keys), dict[str, Rivalry]()
-    regions = identify(graph, cpu.limits, cpu.admissible)
-    anchored = (r for r in regions if any(map(is_anchor, r.nodes)))
-    candidates = [c for r in anchored for c in cpu.implementations(r)]
+    candidates = [c for c in offered if any(map(is_anchor, c.region.nodes))]
     for c in candidates:
         if c.key in count and c.key not in found and c.saving > 1:
             direct = (d for d in candidates if _is_direct(d) and _does_the_same(c, d))
@@ -74,10 +72,10 @@ def _does_the_same(a: Candidate, b: Candidate) -> bool:
     return a.region.members == b.region.members and a.needs == b.needs and a.gives == b.gives
 
 
-def rows(graph: Graph, keys: Iterable[str], threads: int, error: float) -> Iterator[Row]:
-    """The table of a plan whose candidates have these keys, compiled with this limit of error."""
-    cpu = Cpu(graph, threads=threads, error=error)
-    found = rivalries(graph, keys, cpu)
+def rows(graph: Graph, keys: Iterable[str], threads: int, accuracy: str) -> Iterator[Row]:
+    """The table of a plan whose candidates have these keys, compiled with this accuracy."""
+    cpu, woven = offer(graph, threads, accuracy)
+    found = rivalries(woven.candidates, keys)
     bench = CpuBench(find(), threads, jobs=1)
     for group in _groups(found):
         us = _measured(cpu, bench, group)

@@ -20,11 +20,10 @@ from typing import Any
 
 from networks import NAMES, REAL, network, real
 
-from fissile.compile import implement
+from fissile.compile import offer
 from fissile.cost.defaults import defaults
 from fissile.cost.model import Cost, Model, prices
 from fissile.cost.store import Store, home
-from fissile.kernels.identify import identify
 from fissile.onnx.load import load
 from fissile.select.limits import limits
 from fissile.select.pricing import Market
@@ -33,7 +32,7 @@ from fissile.select.solve import Selected, select
 from fissile.select.tokens import problem
 from fissile.targets.cpu.calibrate import calibrate
 from fissile.targets.cpu.harness import CpuBench
-from fissile.targets.cpu.target import VERSION, Cpu
+from fissile.targets.cpu.target import VERSION
 from fissile.targets.cpu.toolchain import find
 
 GAP = 1e-4
@@ -64,15 +63,14 @@ def instance(name: str, work: Path) -> tuple[Market, list[Cost]]:
         graph = load(path, shapes)
     else:
         graph = load(network(name))
-    cpu, toolchain = Cpu(graph, threads=1), find()
-    regions = identify(graph, cpu.limits, cpu.admissible)
-    candidates = implement(graph, cpu, regions)
+    (cpu, woven), toolchain = offer(graph, threads=1), find()
+    candidates = woven.candidates
     store = Store(home() / "times.sqlite", CpuBench(toolchain, 1, version=VERSION).place)
     known = {k: t.us for k, t in store.get({c.key for c in candidates}).items() if t.us is not None}
     model = Model(calibrate(toolchain, 1), cpu.efficiency, defaults())
     distinct = {c.key: c for c in candidates if c.key in known}
     model.learn((c, known[k]) for k, c in distinct.items())
-    market = Market(graph, candidates, limits=limits(graph, candidates))
+    market = Market(woven.computation, candidates, limits=limits(graph, candidates))
     return market, prices(candidates, model, known)
 
 

@@ -358,10 +358,52 @@ def _label(r: Row) -> str:
 
 
 Section = Callable[[Sequence[Row]], str]
+
+
+def _exported(rows: Sequence[Row]) -> str:
+    text = (
+        "The model that `fissile fission --optimize` writes, against the model as it was, in "
+        "unmodified runtimes. Above 1, the rewritten one is faster. `apart`: largest difference "
+        "of their outputs, relative to the output's scale.\n\n"
+    )
+    columns = ("network", "threads", "primitives", "rewritten",
+               *(f"{what}{n}" for n in PEERS.values() for what in ("", "apart in ")))  # fmt: skip
+
+    def cells(r: Row) -> list[str]:
+        found = [r["row"]["engines"][n] for n in PEERS]
+        each = [(_ratio(e["model"]), f"{e['apart']:.1e}") for e in found]
+        before, after = r["row"]["primitives"]
+        threads = str(r["case"]["threads"])
+        return [r["case"]["name"], threads, str(before), str(after), *(c for e in each for c in e)]
+
+    return text + _grid(columns, map(cells, rows))
+
+
+def _joint(rows: Sequence[Row]) -> str:
+    text = (
+        "What the program's best plan costs, in ms by what is known of kernels: with the graph as "
+        "it was given; rewritten to the fewest operations first; and with all spellings at once. "
+        "Gaps are proven.\n\n"
+    )
+    columns = ("network", "given", "sequential", "joint", "sequential / joint", "rewriting s",
+               "program s", "gap %")  # fmt: skip
+
+    def cells(r: Row) -> list[str]:
+        given, first, both = (r["row"][k] for k in ("given", "sequential", "joint"))
+        ms = [f"{s['us'] / 1e3:.2f}" for s in (given, first, both)]
+        return [r["case"]["name"], *ms, f"{first['us'] / both['us']:.3f}",
+                f"{both['rewrite_s']:.1f}", f"{both['solver_s']:.1f}",
+                f"{100 * both['gap']:.3f}"]  # fmt: skip
+
+    return text + _grid(columns, map(cells, rows))
+
+
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("latency", "Latency, batch 1", _latency),
     ("batch", "Latency, batch 8", _latency),
     ("fast", "Latency with `--accuracy fast`, batch 1", _latency),
+    ("exported", "Rewritten models in other runtimes", _exported),
+    ("joint", "Rewriting and fusion decided jointly, 1 thread", _joint),
     ("ablation", "What each part of the method is worth, 1 thread", _ablation),
     ("untuned", "Without tuning, 1 thread", _untuned),
     ("tuning", "Tuning, 1 thread", _tuning),

@@ -40,8 +40,9 @@ def allowance(
     """The noise of a candidate, as a share of what the next plan may have, after plan number
     `attempt` (from 1), `chosen`, was wrong. None where the plan added no error of its own.
 
-    `home`: the graph of a node that is not of `graph`, an equal one. Where measured answers have not helped, or nothing is known of the error, the next plan may
-    have what the default accuracy offers, and the one after that adds no error."""
+    `home`: the graph of a node that is not of `graph`, an equal one. Where measured answers have
+    not helped, or nothing is known of the error, the next plan may have what the default accuracy
+    offers, and the one after that adds no error."""
     loud = [c for c in chosen if c.error]
     if not loud or attempt > ATTEMPTS:
         return None

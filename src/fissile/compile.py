@@ -44,7 +44,7 @@ from fissile.plan.order import arrange
 from fissile.rewrite.rules import RULES
 from fissile.select.ablate import ablated, check_without
 from fissile.select.limits import limits as used
-from fissile.select.spellings import Spelling, as_given, rewritten
+from fissile.select.spellings import Spelling, as_given, counted, rewritten
 from fissile.select.tune import Selection, tune
 from fissile.select.weave import Woven, weave
 from fissile.targets.cpu.build import build
@@ -225,26 +225,10 @@ def choices_of(
     toolchain: Toolchain, stages: Stages, *, without: Collection[str] = (),
     accuracy: str = "default", blocks: bool = False,
 ) -> tuple[Cpu, Choose, Woven]:  # fmt: skip
-    """From a graph to the function that chooses among the candidates of all its spellings. None
-    adds more error than `accuracy` allows."""
+    """From a graph to the function that chooses among the candidates of all its spellings."""
     if target != "cpu":
         raise TargetError(f"target {shown(str(target))} is unknown: this version knows cpu")
-    found = stages.observe("rewrite", spelt(graph, accuracy, without))
-    first = found[0].graph
-    cpu = Cpu(first, threads=threads, without=without, error=most_error(accuracy), blocks=blocks)
-    on = partial(
-        Cpu, threads=threads, without=without, error=most_error(accuracy), blocks=blocks, like=cpu
-    )
-    targets = [cpu, *(on(s.graph) for s in found[1:])]
-    regions = [identify(c.graph, c.limits, c.admissible) for c in targets]
-    stages.observe("identify", [r for some in regions for r in some])
-    offers = [
-        ablated(c.graph, implement(c.graph, c, some, stages.progress), without, c.last_resorts)
-        for c, some in zip(targets, regions, strict=True)
-    ]
-    woven = weave(list(zip(found, offers, strict=True)))
-    stages.observe("implement", woven.candidates)
-    cpu.originals = woven.original
+    cpu, woven = offer(graph, threads, accuracy, stages, without=without, blocks=blocks)
     machine = stages.observe("calibrate", calibrate(toolchain, threads))
     bench = CpuBench(toolchain, threads, version=VERSION)
     known = Store(Path(store) if store else home() / "times.sqlite", bench.place)
@@ -254,29 +238,44 @@ def choices_of(
         costs = Model(machine, cpu.efficiency, defaults())
         limits = (*used(graph, woven.candidates), *((noise,) if noise else ()))
         return tune_(
-            woven.computation,
-            woven.candidates,
-            cpu,
-            costs,
-            measuring,
-            known,
-            budget_s,
-            stages.progress,
-            once,
-            limits,
-            measured,
-        )
+            woven.computation, woven.candidates, cpu, costs, measuring, known, budget_s,
+            stages.progress, once, limits, measured,
+        )  # fmt: skip
 
     return cpu, choose, woven
+
+
+def offer(
+    graph: Graph, threads: int, accuracy: str = "default", stages: Stages | None = None, *,
+    without: Collection[str] = (), blocks: bool = False,
+) -> tuple[Cpu, Woven]:  # fmt: skip
+    """Every candidate of every spelling of a graph, and what lowers them. None adds more error than
+    `accuracy` allows."""
+    stages = stages or Stages()
+    on = partial(Cpu, threads=threads, without=without, error=most_error(accuracy), blocks=blocks)
+    found = stages.observe("rewrite", spelt(graph, accuracy, without))
+    cpu = on(found[0].graph)
+    targets = [cpu, *(on(s.graph, like=cpu) for s in found[1:])]
+    regions = [identify(c.graph, c.limits, c.admissible) for c in targets]
+    stages.observe("identify", [r for some in regions for r in some])
+    offers = [
+        ablated(c.graph, implement(c.graph, c, some, stages.progress), without, c.last_resorts)
+        for c, some in zip(targets, regions, strict=True)
+    ]
+    woven = weave(list(zip(found, offers, strict=True)))
+    stages.observe("implement", woven.candidates)
+    cpu.originals = woven.original
+    return cpu, woven
 
 
 def spelt(graph: Graph, accuracy: str, without: Collection[str]) -> tuple[Spelling, ...]:
     """The ways to compute a graph that the selection may choose among."""
     if "rewrites" in without:
         return (as_given(graph),)
-    found = rewritten(graph, RULES.values(), exact=accuracy == "exact")
-    greedy = {"program", "fusion"} & set(without)
-    return found.spellings[-1:] if greedy else found.spellings
+    exact = accuracy == "exact"
+    if {"joint", "program"} & set(without):
+        return (counted(graph, RULES.values(), exact),)
+    return rewritten(graph, RULES.values(), exact).spellings
 
 
 def tune_(*arguments: Any) -> Selection:

@@ -90,7 +90,7 @@ class Maker:
         read = {v for n in Graph((), tuple(self.values), (), ()).nodes for v in n.inputs}
         ends = [v for v in self.values if v not in read and v not in self.inputs]
         outputs = tuple(ends[-4:]) or (self.values[-1],)
-        needed = {n for n in Graph((), outputs, (), ()).nodes}
+        needed = set(Graph((), outputs, (), ()).nodes)
         inputs = tuple(v for v in self.inputs if v.node in needed)
         names = tuple(f"x{i}" for i in range(len(inputs)))
         return Graph(inputs, outputs, names, tuple(f"y{i}" for i in range(len(outputs))))
@@ -121,12 +121,18 @@ UNARY = {
 
 
 def _binary(m: Maker) -> None:
-    name, x = m.any(("add", "add", "sub", "mul", "mul", "min", "max", "div", "pow", "fmod")), m.value()
+    name, x = (
+        m.any(("add", "add", "sub", "mul", "mul", "min", "max", "div", "pow", "fmod")),
+        m.value(),
+    )
     y = m.operand(x)
     if name == "div":
         y = make("exp", [make("tanh", [y])[0]])[0]
     if name == "pow":
-        x, y = make("exp", [make("tanh", [x])[0]])[0], m.any((constant(2.0, F64), constant(3.0, F64), y))
+        x, y = (
+            make("exp", [make("tanh", [x])[0]])[0],
+            m.any((constant(2.0, F64), constant(3.0, F64), y)),
+        )
         y = y if y.is_constant else make("tanh", [y])[0]
     if name == "fmod":
         y = constant(1.5, F64)
@@ -187,7 +193,9 @@ def _normal(m: Maker) -> None:
 
 def _move(m: Maker) -> None:
     x = m.value(m.any((F64, F64, F64, I32)), least=1)
-    kind = m.any(("transpose", "transpose", "reshape", "reshape", "slice", "pad", "gather", "broadcast"))
+    kind = m.any(
+        ("transpose", "transpose", "reshape", "reshape", "slice", "pad", "gather", "broadcast")
+    )
     if kind == "transpose":
         m.enter(kind, [x], perm=tuple(int(a) for a in m.rng.permutation(x.rank)))
     elif kind == "reshape":
@@ -233,8 +241,13 @@ def _concat(m: Maker) -> None:
     x = m.value(least=1)
     axis = m.integer(0, x.rank - 1)
     shape = [m.integer(1, 3) if a == axis else s for a, s in enumerate(x.shape)]
-    fits = [v for v in m.values if v.type.dtype is F64 and v.rank == x.rank
-            and all(a == axis or s == t for a, (s, t) in enumerate(zip(v.shape, x.shape, strict=True)))]
+    fits = [
+        v
+        for v in m.values
+        if v.type.dtype is F64
+        and v.rank == x.rank
+        and all(a == axis or s == t for a, (s, t) in enumerate(zip(v.shape, x.shape, strict=True)))
+    ]
     more = m.any(fits) if m.integer(0, 2) else m.weights(shape)
     m.enter("concat", [x, more], axis=axis)
 
@@ -251,7 +264,12 @@ def _contract(m: Maker) -> None:
         spec = f"{labels},{labels[axis]}z->{out}"
         m.enter("contract", [x, w], spec=spec)
     elif kind == 2:
-        y = m.any((m.input(F64, (*x.shape[:-2], x.shape[-1], m.integer(1, 3))), m.weights((*x.shape[:-2], x.shape[-1], 2))))
+        y = m.any(
+            (
+                m.input(F64, (*x.shape[:-2], x.shape[-1], m.integer(1, 3))),
+                m.weights((*x.shape[:-2], x.shape[-1], 2)),
+            )
+        )
         lead = labels[:-2]
         m.enter("contract", [x, y], spec=f"{labels},{lead}{labels[-1]}z->{lead}{labels[-2]}z")
     else:
@@ -282,7 +300,9 @@ def _conv(m: Maker) -> None:
     groups = x.shape[1] if m.integer(0, 3) == 0 else 1
     kernel = m.any(((1, 1), (1, 1), (3, 3), (2, 1), (1, 3), (3, 6)))
     w = m.weights((groups * m.integer(1, 3), x.shape[1] // groups, *kernel))
-    m.enter("conv", [x, w], strides=m.any(((1, 1), (1, 1), (2, 1))), dilations=(1, 1), groups=groups)
+    m.enter(
+        "conv", [x, w], strides=m.any(((1, 1), (1, 1), (2, 1))), dilations=(1, 1), groups=groups
+    )
     if m.integer(0, 2) == 0:  # a sibling
         w = m.weights((groups * m.integer(1, 3), x.shape[1] // groups, *kernel))
         m.enter("conv", [x, w], strides=(1, 1), dilations=(1, 1), groups=groups)

@@ -6,12 +6,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from rewrite.random_graphs import arrays, random_graph
 
 from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph
 from fissile.rewrite.rules import RULES
 from fissile.select.spellings import for_runtimes, rewritten
+from rewrite.random_graphs import arrays, random_graph
 
 PART = 50
 

@@ -11,9 +11,9 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -91,16 +91,39 @@ def _memory(plan: Plan) -> dict[str, int]:
 def write_weights(path: Path, plan: Plan, pack: Pack) -> None:
     """Packed constants at their offsets, one at a time. Raises FissileError where a packer's size
     is off."""
-    with path.open("wb", buffering=CHUNK_BYTES) as file:
-        for w in plan.weights:
-            data = np.ascontiguousarray(pack(w.value.array, w.packing))
-            if data.nbytes != w.size_bytes:
-                raise FissileError(
-                    f"{w.packing} of {w.value.type} gives {data.nbytes} B, "
-                    f"the kernel expects {w.size_bytes}"
-                )
-            file.write(b"\0" * (w.offset - file.tell()))
-            file.write(data.view(np.uint8).reshape(-1).data if data.nbytes else b"")
+    with path.open("wb", buffering=0) as file:
+        write_pieces(file, _packed(plan, pack))
+
+
+def _packed(plan: Plan, pack: Pack) -> Iterator[memoryview]:
+    """The bytes of a file of weights, in order."""
+    end = 0
+    for w in plan.weights:
+        data = np.ascontiguousarray(pack(w.value.array, w.packing))
+        if data.nbytes != w.size_bytes:
+            raise FissileError(
+                f"{w.packing} of {w.value.type} gives {data.nbytes} B, "
+                f"the kernel expects {w.size_bytes}"
+            )
+        yield memoryview(bytes(w.offset - end))
+        if data.nbytes:
+            yield data.view(np.uint8).reshape(-1).data
+        end = w.offset + w.size_bytes
+
+
+def write_pieces(file: IO[bytes], parts: Iterable[memoryview]) -> None:
+    """Write bytes one after another, in whole pieces that begin at multiples of their size."""
+    piece = bytearray()
+    for part in parts:
+        while part.nbytes:
+            taken = part[: CHUNK_BYTES - len(piece)]
+            piece += taken
+            part = part[taken.nbytes :]
+            if len(piece) == CHUNK_BYTES:
+                file.write(piece)
+                piece = bytearray()
+    if piece:
+        file.write(piece)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@
 
 A guess reads operands and attributes off the graph, from an operator's last primitive upwards.
 Then fission splits the guessed operator, and it stands only if that gives the very same value:
-nodes are interned, so equal means identical. No guess can be wrong, only missing. The interpolations
+nodes are interned, so equal means identical. No guess can be wrong, only missing. Interpolations
 are compared by their matrices instead, as they may come in any order of axes.
 """
 

@@ -22,7 +22,6 @@ from fissile.ir.graph import Graph, Node, Value, intern
 from fissile.ir.prims import constant
 from fissile.rewrite.labels import plainly
 
-
 LOOKED_AT = 1 << 20  # elements up to which constants are told apart by what they hold
 
 
@@ -64,6 +63,10 @@ class Classes:
 
     def same(self, a: Value, b: Value) -> bool:
         return self.find(a) is self.find(b)
+
+    def knows(self, v: Value) -> bool:
+        """Was it added, or found on the way?"""
+        return v in self._parent
 
     def is_part(self, v: Value, of: Value) -> bool:
         """Is a value that may be new known to be of another's class?"""
@@ -133,6 +136,8 @@ class Classes:
         users = self._users.pop(b)
         self._users[a] |= users
         self._stale |= users
+        for node in [n for n in self._members[a] if any(self.find(v) is a for v in n.inputs)]:
+            self.retire(node)  # it reads what it gives
         if b in self._fixed:
             self._fixed.discard(b)
         return True

@@ -108,7 +108,7 @@ def _computed(
     term: Term, inputs: dict[str, Array], known: dict[Term, Array | None]
 ) -> Array | None:
     if term.number is not None:
-        return np.float64(term.number).reshape(())
+        return np.asarray(term.number, np.float64)
     if term.name:
         return inputs[term.name]
     args = [_value(a, inputs, known) for a in term.args]
@@ -198,9 +198,8 @@ def implied(equation: Equation, rules: Sequence[Rule]) -> bool:
 
 
 def as_rule(equation: Equation) -> Rule:
-    return Rule(
-        str(equation), (equation.left.prim,), look(equation), example(equation), "search", ours=False
-    )
+    left = equation.left.prim
+    return Rule(str(equation), (left,), look(equation), example(equation), "search")
 
 
 def search(report: Callable[[str], None]) -> list[Equation]:

@@ -1,4 +1,4 @@
-"""Equations as text: `max(x, y) + min(x, y) = x + y`, spelt `add(max(x, y), min(x, y)) = add(x, y)`.
+"""Equations as text: max(x, y) + min(x, y) = x + y is `add(max(x, y), min(x, y)) = add(x, y)`.
 
 Names of one letter are values of any shape, all alike or broadcasting; numbers are constants of one
 element. A primitive with attributes (a reduction, a transpose) stands for any attributes, the same

@@ -106,7 +106,16 @@ def rule(
         if equation in RULES:
             raise ValueError(f"two rules are called {equation!r}")
         RULES[equation] = Rule(
-            equation, prims, look, example, source, exact, integers, always or replaces, replaces, ours
+            equation,
+            prims,
+            look,
+            example,
+            source,
+            exact,
+            integers,
+            always or replaces,
+            replaces,
+            ours,
         )
         return look
 

@@ -19,6 +19,7 @@ from fissile.rewrite.rule import No, Rule
 NODES = 12_000
 SECONDS = 20.0
 DEPTH = 2  # rules look at operands of operands
+MERGED = ("contract", "conv", "reduce_sum")  # rules look at those of one operand
 
 
 @dataclass
@@ -103,9 +104,13 @@ def _join(found: Saturation, matches: Sequence[Match]) -> None:
 
 
 def _touched(classes: Classes, fresh: Iterable[Node]) -> list[Node]:
-    """New nodes, and those that read what they give, up to `DEPTH` steps away."""
+    """New nodes, those that read what they give, up to `DEPTH` steps away, and those that share an
+    operand with a new one and may merge with it."""
     touched: dict[Node, None] = dict.fromkeys(n for n in fresh if classes.is_alive(n))
     level = list(touched)
+    for n in [n for n in level if n.prim in MERGED]:
+        beside = (r for v in n.inputs if not classes.is_fixed(v) for r in classes.users(v, *MERGED))
+        touched.update(dict.fromkeys(beside))
     for _ in range(DEPTH):
         readers = dict.fromkeys(r for n in level for v in n.outputs for r in classes.users(v))
         level = [r for r in readers if r not in touched]

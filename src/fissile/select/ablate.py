@@ -1,6 +1,7 @@
 """Ways to choose worse on purpose, so that each part of the method can be measured without it.
 
     rewrites        the graph is taken as it was given
+    joint           rewritten first, to the fewest operations, and fused after
     fusion          every primitive is a kernel of its own
     program         regions are fused greedily; the program chooses layouts and implementations only
     recomputation   every primitive is executed once (`select(..., once=True)`)
@@ -22,6 +23,7 @@ from fissile.kernels.candidate import Candidate
 
 PARTS = (
     "rewrites",
+    "joint",
     "fusion",
     "program",
     "recomputation",

@@ -71,7 +71,12 @@ def test_shapes(shape, m):
 @pytest.mark.parametrize("m", SIZES)
 @pytest.mark.parametrize("shape", ["odd channels", "two images", "many tiles"])
 def test_vectors_of_eight(shape, m):
-    right(biased(convolution(**SHAPES[shape], strides=STEPS[m])), m, SHAPES[shape]["c"], machine=NARROW)
+    right(
+        biased(convolution(**SHAPES[shape], strides=STEPS[m])),
+        m,
+        SHAPES[shape]["c"],
+        machine=NARROW,
+    )
 
 
 @settings(max_examples=25, deadline=None)

@@ -3,6 +3,7 @@
 from fissile.rewrite.rule import RULES
 from fissile.rewrite.rules import elementary, found, layout, linear, products, sums, windows
 
-THEMES = (elementary, found, layout, linear, products, sums, windows)  # importing them fills the table
+# importing them fills the table
+THEMES = (elementary, found, layout, linear, products, sums, windows)
 
 __all__ = ["RULES", "THEMES"]

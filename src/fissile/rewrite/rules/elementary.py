@@ -57,8 +57,14 @@ def _two_shifts(d: Draw) -> Value:
     return (x + a) + b
 
 
-@rule("(x + a) + b = x + (a + b)", "add", example=_two_shifts, source="associativity", always=True,
-      integers=True)  # fmt: skip
+@rule(
+    "(x + a) + b = x + (a + b)",
+    "add",
+    example=_two_shifts,
+    source="associativity",
+    always=True,
+    integers=True,
+)
 def two_shifts(c: Classes, node: Node) -> Found:
     yield from _gathered(c, node, "add")
 
@@ -68,7 +74,14 @@ def _two_factors(d: Draw) -> Value:
     return (x * a) * b
 
 
-@rule("(x a) b = x (a b)", "mul", example=_two_factors, source="associativity", always=True, integers=True)
+@rule(
+    "(x a) b = x (a b)",
+    "mul",
+    example=_two_factors,
+    source="associativity",
+    always=True,
+    integers=True,
+)
 def two_factors(c: Classes, node: Node) -> Found:
     yield from _gathered(c, node, "mul")
 
@@ -92,8 +105,14 @@ def _shift_and_factor(d: Draw) -> Value:
     return (x * a + a) * b
 
 
-@rule("(x + a) b = x b + a b", "mul", example=_shift_and_factor, source="distributivity", always=True,
-      integers=True)  # fmt: skip
+@rule(
+    "(x + a) b = x b + a b",
+    "mul",
+    example=_shift_and_factor,
+    source="distributivity",
+    always=True,
+    integers=True,
+)
 def shift_and_factor(c: Classes, node: Node) -> Found:
     """So that b reaches what gives x."""
     if (outer := fixed_operand(c, node)) is None:
@@ -111,16 +130,27 @@ def shift_and_factor(c: Classes, node: Node) -> Found:
             yield make(inner.prim, sides)[0]
 
 
-@rule("x - k = x + -k", "sub", example=lambda d: d.value(3, 2) - d.weights(2),
-      source="definition", always=True, integers=True)  # fmt: skip
+@rule(
+    "x - k = x + -k",
+    "sub",
+    example=lambda d: d.value(3, 2) - d.weights(2),
+    source="definition",
+    always=True,
+    integers=True,
+)
 def difference(c: Classes, node: Node) -> Found:
     x, k = node.inputs
     if c.is_fixed(k) and not c.is_fixed(x):
         yield add(x, neg(k))
 
 
-@rule("x / k = x (1 / k)", "div", example=lambda d: d.value(3, 2) / d.weights(2),
-      source="definition", always=True)  # fmt: skip
+@rule(
+    "x / k = x (1 / k)",
+    "div",
+    example=lambda d: d.value(3, 2) / d.weights(2),
+    source="definition",
+    always=True,
+)
 def quotient(c: Classes, node: Node) -> Found:
     """Where the reciprocal is an ordinary number."""
     x, k = node.inputs
@@ -134,17 +164,26 @@ def _is_ordinary(c: Classes, k: Value) -> bool:
     return bool(np.all((size > 4 * limits.tiny) & (size < 0.25 / limits.tiny)))
 
 
-@rule("-x = x (-1)", "neg", example=lambda d: neg(d.value(3) * d.weights(3)),
-      source="definition", exact=True)  # fmt: skip
+@rule(
+    "-x = x (-1)",
+    "neg",
+    example=lambda d: neg(d.value(3) * d.weights(3)),
+    source="definition",
+    exact=True,
+)
 def negation(c: Classes, node: Node) -> Found:
     (x,) = node.inputs
     if c.members(x, "mul", "contract", "conv") and node.value.type.dtype.is_float:
         yield mul(x, -1.0)
 
 
-@rule("x a + y a = (x + y) a", "add",
-      example=lambda d: d.value(2, 3) * (k := d.weights(3)) + d.value(2, 3) * k,
-      source="distributivity", integers=True)  # fmt: skip
+@rule(
+    "x a + y a = (x + y) a",
+    "add",
+    example=lambda d: d.value(2, 3) * (k := d.weights(3)) + d.value(2, 3) * k,
+    source="distributivity",
+    integers=True,
+)
 def common_factor(c: Classes, node: Node) -> Found:
     a, b = node.inputs
     for one in c.members(a, "mul"):
@@ -159,8 +198,18 @@ def _neutral(d: Draw) -> Value:
     return d.any((d.value(2, 3) * 1.0, d.value(2, 3) + (-0.0), d.value(2, 3) / 1.0))
 
 
-@rule("x 1 = x / 1 = x - 0 = x", "mul", "div", "add", "sub", example=_neutral,
-      source="neutral elements", exact=True, integers=True, replaces=True)  # fmt: skip
+@rule(
+    "x 1 = x / 1 = x - 0 = x",
+    "mul",
+    "div",
+    "add",
+    "sub",
+    example=_neutral,
+    source="neutral elements",
+    exact=True,
+    integers=True,
+    replaces=True,
+)
 def neutral(c: Classes, node: Node) -> Found:
     a, b = node.inputs
     pairs = [(a, b), (b, a)] if node.prim in ("mul", "add") else [(a, b)]
@@ -186,14 +235,28 @@ def _bounds(d: Draw) -> Value:
     return maximum(maximum(d.value(2, 3), d.weights(3)), d.weights(1))
 
 
-@rule("max(max(x, a), b) = max(x, max(a, b))", "max", "min", example=_bounds,
-      source="associativity", always=True, exact=True, integers=True)  # fmt: skip
+@rule(
+    "max(max(x, a), b) = max(x, max(a, b))",
+    "max",
+    "min",
+    example=_bounds,
+    source="associativity",
+    always=True,
+    exact=True,
+    integers=True,
+)
 def bounds(c: Classes, node: Node) -> Found:
     yield from _gathered(c, node, node.prim)
 
 
-@rule("min(max(x, a), b) = clip(x, a, b)", "min",
-      example=lambda d: minimum(maximum(d.value(4), 0.0), 6.0), source="definition", always=True, exact=True)
+@rule(
+    "min(max(x, a), b) = clip(x, a, b)",
+    "min",
+    example=lambda d: minimum(maximum(d.value(4), 0.0), 6.0),
+    source="definition",
+    always=True,
+    exact=True,
+)
 def both_bounds(c: Classes, node: Node) -> Found:
     """Numbers."""
     if (outer := fixed_operand(c, node)) is None or outer[1].type.numel != 1:
@@ -206,17 +269,32 @@ def both_bounds(c: Classes, node: Node) -> Found:
             yield make("clip", [found[0], low, high])[0]
 
 
-@rule("max(x, x) = x", "max", "min", example=lambda d: maximum(x := d.value(3), x),
-      source="idempotence", exact=True, integers=True, replaces=True)  # fmt: skip
+@rule(
+    "max(x, x) = x",
+    "max",
+    "min",
+    example=lambda d: maximum(x := d.value(3), x),
+    source="idempotence",
+    exact=True,
+    integers=True,
+    replaces=True,
+)
 def equals(c: Classes, node: Node) -> Found:
     a, b = node.inputs
     if c.same(a, b):
         yield a
 
 
-@rule("max(max(x, 0), 0) = max(x, 0), and clip(clip(x)) = clip(x)", "max", "clip",
-      example=lambda d: clip(clip(d.value(4), 0.0, 6.0), 0.0, 6.0), source="idempotence",
-      exact=True, integers=True, replaces=True)  # fmt: skip
+@rule(
+    "max(max(x, 0), 0) = max(x, 0), and clip(clip(x)) = clip(x)",
+    "max",
+    "clip",
+    example=lambda d: clip(clip(d.value(4), 0.0, 6.0), 0.0, 6.0),
+    source="idempotence",
+    exact=True,
+    integers=True,
+    replaces=True,
+)
 def bounded_twice(c: Classes, node: Node) -> Found:
     x = node.inputs[0]
     for inner in c.members(x, node.prim):
@@ -228,9 +306,14 @@ def bounded_twice(c: Classes, node: Node) -> Found:
 # ---------------------------------------------------------------- roots and powers
 
 
-@rule("1 / sqrt(x) = rsqrt(x)", "div", "reciprocal",
-      example=lambda d: d.any((div(1.0, sqrt(d.value(3))), reciprocal(sqrt(d.value(3))))),
-      source="definition", always=True)  # fmt: skip
+@rule(
+    "1 / sqrt(x) = rsqrt(x)",
+    "div",
+    "reciprocal",
+    example=lambda d: d.any((1.0 / sqrt(d.value(3)), reciprocal(sqrt(d.value(3))))),
+    source="definition",
+    always=True,
+)
 def inverse_root(c: Classes, node: Node) -> Found:
     x = node.inputs[-1]
     if node.prim == "div" and not is_number(c, node.inputs[0], 1.0):
@@ -240,8 +323,13 @@ def inverse_root(c: Classes, node: Node) -> Found:
             yield rsqrt(inner.inputs[0])
 
 
-@rule("x / sqrt(y) = x rsqrt(y)", "div", example=lambda d: d.value(4, 3) / sqrt(d.value(4, 1)),
-      source="definition", always=True)  # fmt: skip
+@rule(
+    "x / sqrt(y) = x rsqrt(y)",
+    "div",
+    example=lambda d: d.value(4, 3) / sqrt(d.value(4, 1)),
+    source="definition",
+    always=True,
+)
 def by_root(c: Classes, node: Node) -> Found:
     """Where there are fewer roots than quotients."""
     x, y = node.inputs
@@ -250,8 +338,13 @@ def by_root(c: Classes, node: Node) -> Found:
             yield mul(x, rsqrt(inner.inputs[0]))
 
 
-@rule("x / y = x (1 / y)", "div", example=lambda d: d.value(4, 8) / d.value(4, 1),
-      source="definition", ours=True)  # fmt: skip
+@rule(
+    "x / y = x (1 / y)",
+    "div",
+    example=lambda d: d.value(4, 8) / d.value(4, 1),
+    source="definition",
+    ours=True,
+)
 def by_fewer(c: Classes, node: Node) -> Found:
     """Where there are fewer reciprocals than quotients."""
     x, y = node.inputs
@@ -263,7 +356,13 @@ def _power(d: Draw) -> Value:
     return pow_(d.value(3) * 0.5, d.any((2.0, 3.0, -1.0, 1.0)))
 
 
-@rule("x^2 = x x, x^3 = x x x, x^1 = x, x^-1 = 1 / x", "pow", example=_power, source="definition", always=True)
+@rule(
+    "x^2 = x x, x^3 = x x x, x^1 = x, x^-1 = 1 / x",
+    "pow",
+    example=_power,
+    source="definition",
+    always=True,
+)
 def power(c: Classes, node: Node) -> Found:
     x, k = node.inputs
     exponent = number(c, k)
@@ -287,8 +386,14 @@ def _logistic(d: Draw) -> Value:
     return d.any((reciprocal(exp(neg(x)) + 1.0), div(1.0, 1.0 + exp(neg(x)))))
 
 
-@rule("1 / (1 + exp(-x)) = sigmoid(x)", "div", "reciprocal", example=_logistic,
-      source="definition", always=True)  # fmt: skip
+@rule(
+    "1 / (1 + exp(-x)) = sigmoid(x)",
+    "div",
+    "reciprocal",
+    example=_logistic,
+    source="definition",
+    always=True,
+)
 def logistic(c: Classes, node: Node) -> Found:
     if node.prim == "div" and not is_number(c, node.inputs[0], 1.0):
         return
@@ -306,8 +411,13 @@ def _one_more(c: Classes, v: Value) -> Iterator[Value]:
             yield found[0]
 
 
-@rule("x / (1 + exp(-x)) = x sigmoid(x)", "div",
-      example=lambda d: (x := d.value(4)) / (exp(neg(x)) + 1.0), source="definition", always=True)  # fmt: skip
+@rule(
+    "x / (1 + exp(-x)) = x sigmoid(x)",
+    "div",
+    example=lambda d: (x := d.value(4)) / (exp(neg(x)) + 1.0),
+    source="definition",
+    always=True,
+)
 def weighted(c: Classes, node: Node) -> Found:
     x, y = node.inputs
     for e in _one_more(c, y):
@@ -317,16 +427,26 @@ def weighted(c: Classes, node: Node) -> Found:
                     yield mul(x, sigmoid(minus.inputs[0]))
 
 
-@rule("log(1 + exp(x)) = softplus(x)", "log", example=lambda d: log(exp(d.value(4)) + 1.0),
-      source="definition", always=True)  # fmt: skip
+@rule(
+    "log(1 + exp(x)) = softplus(x)",
+    "log",
+    example=lambda d: log(exp(d.value(4)) + 1.0),
+    source="definition",
+    always=True,
+)
 def soft(c: Classes, node: Node) -> Found:
     for x in _one_more(c, node.inputs[0]):
         for e in c.members(x, "exp"):
             yield softplus(e.inputs[0])
 
 
-@rule("x tanh(softplus(x)) = mish(x)", "mul", example=lambda d: (x := d.value(4)) * tanh(softplus(x)),
-      source="Misra, Mish (2019)", always=True)  # fmt: skip
+@rule(
+    "x tanh(softplus(x)) = mish(x)",
+    "mul",
+    example=lambda d: (x := d.value(4)) * tanh(softplus(x)),
+    source="Misra, Mish (2019)",
+    always=True,
+)
 def weighted_mish(c: Classes, node: Node) -> Found:
     """One exponential for an exponential, a logarithm and a tanh."""
     for x, t in (node.inputs, node.inputs[::-1]):
@@ -336,8 +456,12 @@ def weighted_mish(c: Classes, node: Node) -> Found:
                     yield mish(x)
 
 
-@rule("exp(x) exp(y) = exp(x + y)", "mul", example=lambda d: exp(d.value(3)) * exp(d.value(3)),
-      source="definition")  # fmt: skip
+@rule(
+    "exp(x) exp(y) = exp(x + y)",
+    "mul",
+    example=lambda d: exp(d.value(3)) * exp(d.value(3)),
+    source="definition",
+)
 def one_exponential(c: Classes, node: Node) -> Found:
     a, b = node.inputs
     for one in c.members(a, "exp"):
@@ -346,19 +470,31 @@ def one_exponential(c: Classes, node: Node) -> Found:
                 yield exp(one.inputs[0] + two.inputs[0])
 
 
-@rule("log(exp(x)) = x", "log", example=lambda d: log(exp(d.value(3))),
-      source="definition", always=True)  # fmt: skip
+@rule(
+    "log(exp(x)) = x",
+    "log",
+    example=lambda d: log(exp(d.value(3))),
+    source="definition",
+    always=True,
+)
 def undone(c: Classes, node: Node) -> Found:
     for inner in c.members(node.inputs[0], "exp"):
         yield inner.inputs[0]
 
 
-@rule("sign changes twice", "neg", "abs", example=lambda d: neg(neg(d.value(3))),
-      source="definition", exact=True, integers=True, replaces=True)  # fmt: skip
+@rule(
+    "sign changes twice",
+    "neg",
+    "abs",
+    example=lambda d: neg(neg(d.value(3))),
+    source="definition",
+    exact=True,
+    integers=True,
+    replaces=True,
+)
 def signs(c: Classes, node: Node) -> Found:
     for inner in c.members(node.inputs[0], "neg", "abs"):
         if node.prim == inner.prim:
             yield inner.inputs[0] if node.prim == "neg" else inner.value
         elif node.prim == "abs":
             yield make("abs", [inner.inputs[0]])[0]
-

@@ -41,8 +41,14 @@ def _moves(d: Draw, rank: int) -> tuple[int, ...]:
     return perm if perm != tuple(range(rank)) else tuple(reversed(perm))
 
 
-@rule("transpose(transpose(x)) = transpose(x)", "transpose", example=_turned_twice,
-      source="axes", exact=True, replaces=True)  # fmt: skip
+@rule(
+    "transpose(transpose(x)) = transpose(x)",
+    "transpose",
+    example=_turned_twice,
+    source="axes",
+    exact=True,
+    replaces=True,
+)
 def turned_twice(c: Classes, node: Node) -> Found:
     perm = node.attrs["perm"]
     for inner in c.members(node.inputs[0], "transpose"):
@@ -55,16 +61,27 @@ def _shaped_twice(d: Draw) -> Value:
     return reshape(reshape(d.value(a * b, k), (a, b, k)), (a, b * k))
 
 
-@rule("reshape(reshape(x)) = reshape(x)", "reshape", example=_shaped_twice, source="order",
-      exact=True, replaces=True)  # fmt: skip
+@rule(
+    "reshape(reshape(x)) = reshape(x)",
+    "reshape",
+    example=_shaped_twice,
+    source="order",
+    exact=True,
+    replaces=True,
+)
 def shaped_twice(c: Classes, node: Node) -> Found:
     for inner in c.members(node.inputs[0], "reshape"):
         yield reshape(inner.inputs[0], node.attrs["shape"])
 
 
-@rule("transpose(x) = reshape(x), where only axes of extent 1 move", "transpose",
-      example=lambda d: transpose(d.value(d.extent(2), 1, d.extent(2)), (1, 0, 2)),
-      source="order", exact=True, replaces=True)  # fmt: skip
+@rule(
+    "transpose(x) = reshape(x), where only axes of extent 1 move",
+    "transpose",
+    example=lambda d: transpose(d.value(d.extent(2), 1, d.extent(2)), (1, 0, 2)),
+    source="order",
+    exact=True,
+    replaces=True,
+)
 def turned_in_place(c: Classes, node: Node) -> Found:
     x = node.inputs[0]
     moved = [a for a in node.attrs["perm"] if x.shape[a] != 1]
@@ -77,8 +94,13 @@ def _reshaped_and_turned(d: Draw) -> Value:
     return transpose(reshape(d.value(a * b, k), (a, b, k)), (2, 0, 1))
 
 
-@rule("transpose(reshape(x)) = reshape(transpose(x))", "transpose", example=_reshaped_and_turned,
-      source="groups of axes", exact=True)  # fmt: skip
+@rule(
+    "transpose(reshape(x)) = reshape(transpose(x))",
+    "transpose",
+    example=_reshaped_and_turned,
+    source="groups of axes",
+    exact=True,
+)
 def turned_below(c: Classes, node: Node) -> Found:
     """Each group of the reshape moves as a whole."""
     perm = node.attrs["perm"]
@@ -103,8 +125,13 @@ def _turned_and_reshaped(d: Draw) -> Value:
     return reshape(transpose(d.value(a, b, k), (2, 0, 1)), (k, a * b))
 
 
-@rule("reshape(transpose(x)) = transpose(reshape(x))", "reshape", example=_turned_and_reshaped,
-      source="groups of axes", exact=True)  # fmt: skip
+@rule(
+    "reshape(transpose(x)) = transpose(reshape(x))",
+    "reshape",
+    example=_turned_and_reshaped,
+    source="groups of axes",
+    exact=True,
+)
 def shaped_below(c: Classes, node: Node) -> Found:
     """Each group of the reshape is a run of axes before the transpose, too."""
     for view in c.members(node.inputs[0], "transpose"):
@@ -133,8 +160,14 @@ def _cut_twice(d: Draw) -> Value:
     return slice_(x, (3, 0), (2, 1), (-2, 1))
 
 
-@rule("slice(slice(x)) = slice(x)", "slice", example=_cut_twice, source="affine maps",
-      exact=True, replaces=True)  # fmt: skip
+@rule(
+    "slice(slice(x)) = slice(x)",
+    "slice",
+    example=_cut_twice,
+    source="affine maps",
+    exact=True,
+    replaces=True,
+)
 def cut_twice(c: Classes, node: Node) -> Found:
     start, size, step = (node.attrs[k] for k in ("start", "size", "step"))
     for inner in c.members(node.inputs[0], "slice"):
@@ -149,8 +182,14 @@ def _cut_piece(d: Draw) -> Value:
     return slice_(both, (0, d.any((0, 1, 4, 5))), (n, 3), (1, 1))
 
 
-@rule("slice(concat(x, y)) = slice(x)", "slice", example=_cut_piece, source="pieces", exact=True,
-      replaces=True)  # fmt: skip
+@rule(
+    "slice(concat(x, y)) = slice(x)",
+    "slice",
+    example=_cut_piece,
+    source="pieces",
+    exact=True,
+    replaces=True,
+)
 def cut_piece(c: Classes, node: Node) -> Found:
     start, size, step = (node.attrs[k] for k in ("start", "size", "step"))
     for join in c.members(node.inputs[0], "concat"):
@@ -166,9 +205,14 @@ def cut_piece(c: Classes, node: Node) -> Found:
             offset += piece.shape[axis]
 
 
-@rule("concat(concat(x, y), z) = concat(x, y, z)", "concat",
-      example=lambda d: concat([concat([d.value(2, 3), d.value(1, 3)], 0), d.value(4, 3)], 0),
-      source="pieces", exact=True, replaces=True)  # fmt: skip
+@rule(
+    "concat(concat(x, y), z) = concat(x, y, z)",
+    "concat",
+    example=lambda d: concat([concat([d.value(2, 3), d.value(1, 3)], 0), d.value(4, 3)], 0),
+    source="pieces",
+    exact=True,
+    replaces=True,
+)
 def joined_twice(c: Classes, node: Node) -> Found:
     axis = node.attrs["axis"]
     for i, piece in enumerate(node.inputs):
@@ -214,8 +258,14 @@ def _padded_twice(d: Draw) -> Value:
     return pad(pad(x, (1, 0), (0, 2)), (0, 3), (1, 1))
 
 
-@rule("pad(pad(x)) = pad(x)", "pad", example=_padded_twice, source="borders", exact=True,
-      replaces=True)  # fmt: skip
+@rule(
+    "pad(pad(x)) = pad(x)",
+    "pad",
+    example=_padded_twice,
+    source="borders",
+    exact=True,
+    replaces=True,
+)
 def padded_twice(c: Classes, node: Node) -> Found:
     a = node.attrs
     if a["mode"] != "constant":
@@ -237,8 +287,14 @@ def _cut_inside(d: Draw) -> Value:
     return slice_(pad(d.value(5, d.extent()), (2, 0), (1, 0)), (3, 0), (3, 1), (1, 1))
 
 
-@rule("slice(pad(x)) = slice(x), away from the border", "slice", example=_cut_inside,
-      source="borders", exact=True, replaces=True)  # fmt: skip
+@rule(
+    "slice(pad(x)) = slice(x), away from the border",
+    "slice",
+    example=_cut_inside,
+    source="borders",
+    exact=True,
+    replaces=True,
+)
 def cut_inside(c: Classes, node: Node) -> Found:
     start, size, step = (node.attrs[k] for k in ("start", "size", "step"))
     if 0 in size:
@@ -248,7 +304,7 @@ def cut_inside(c: Classes, node: Node) -> Found:
         begin = [b - low for b, low in zip(start, lo, strict=True)]
         last = [b + (n - 1) * s for b, n, s in zip(begin, size, step, strict=True)]
         ends = zip(begin, last, x.shape, strict=True)
-        if all(0 <= min(b, e) and max(b, e) < s for b, e, s in ends):
+        if all(min(b, e) >= 0 and max(b, e) < s for b, e, s in ends):
             yield slice_(x, begin, size, step)
 
 
@@ -266,8 +322,9 @@ def _below(d: Draw) -> Value:
     return view * _operand(d, view.shape)
 
 
-@rule("f(view(x), k) = view(f(x, k'))", *AFFINE, example=_below, source="groups of axes",
-      exact=True)  # fmt: skip
+@rule(
+    "f(view(x), k) = view(f(x, k'))", *AFFINE, example=_below, source="groups of axes", exact=True
+)
 def below(c: Classes, node: Node) -> Found:
     """A view waits until an affine map is done; the operands that it does not come from are
     constants, or seen through the same view. Not so behind other functions: nothing composes
@@ -305,8 +362,7 @@ def _above(d: Draw) -> Value:
     return d.any((transpose(y, (1, 2, 0)), reshape(y, (x.shape[0], x.shape[1] * x.shape[2]))))
 
 
-@rule("view(f(x, k)) = f(view(x), k')", *VIEWS, example=_above, source="groups of axes",
-      exact=True)  # fmt: skip
+@rule("view(f(x, k)) = f(view(x), k')", *VIEWS, example=_above, source="groups of axes", exact=True)
 def above(c: Classes, node: Node) -> Found:
     """So that what gives x can absorb the view. Refused where nothing would."""
     for inner in c.members(node.inputs[0], *AFFINE):
@@ -316,9 +372,7 @@ def above(c: Classes, node: Node) -> Found:
         if not c.members(loose[0], "contract", *VIEWS, *AFFINE):
             yield No("nothing above would absorb the view")
             continue
-        inputs = [
-            seen_as(node, v) if v is loose[0] else carried(node, v) for v in inner.inputs
-        ]
+        inputs = [seen_as(node, v) if v is loose[0] else carried(node, v) for v in inner.inputs]
         if None not in inputs:
             yield make(inner.prim, inputs, **inner.attrs)[0]  # type: ignore
 
@@ -328,8 +382,13 @@ def _cut_below(d: Draw) -> Value:
     return slice_(x * _operand(d, x.shape), (1, 0), (3, x.shape[1]), (2, 1))
 
 
-@rule("slice(f(x, y)) = f(slice(x), slice(y))", "slice", example=_cut_below, source="elements",
-      exact=True)  # fmt: skip
+@rule(
+    "slice(f(x, y)) = f(slice(x), slice(y))",
+    "slice",
+    example=_cut_below,
+    source="elements",
+    exact=True,
+)
 def cut_above(c: Classes, node: Node) -> Found:
     """Less is computed, unless others read the rest."""
     x, shape = node.inputs[0], node.inputs[0].shape
@@ -351,9 +410,13 @@ def cut_above(c: Classes, node: Node) -> Found:
             yield make(inner.prim, inputs, **inner.attrs)[0]
 
 
-@rule("slice(transpose(x)) = transpose(slice(x))", "slice",
-      example=lambda d: slice_(transpose(d.value(4, 5, 2), (2, 0, 1)), (0, 1, 2), (2, 2, 3)),
-      source="axes", exact=True)  # fmt: skip
+@rule(
+    "slice(transpose(x)) = transpose(slice(x))",
+    "slice",
+    example=lambda d: slice_(transpose(d.value(4, 5, 2), (2, 0, 1)), (0, 1, 2), (2, 2, 3)),
+    source="axes",
+    exact=True,
+)
 def cut_turned(c: Classes, node: Node) -> Found:
     for view in c.members(node.inputs[0], "transpose"):
         back = inverse(view.attrs["perm"])
@@ -361,9 +424,14 @@ def cut_turned(c: Classes, node: Node) -> Found:
         yield transpose(slice_(view.inputs[0], *parts), view.attrs["perm"])
 
 
-@rule("f(broadcast(x), y) = f(x, y)", *ELEMENTWISE,
-      example=lambda d: broadcast(d.value(1, 3), (4, 3)) + d.value(4, 3), source="broadcasting",
-      exact=True, replaces=True)  # fmt: skip
+@rule(
+    "f(broadcast(x), y) = f(x, y)",
+    *ELEMENTWISE,
+    example=lambda d: broadcast(d.value(1, 3), (4, 3)) + d.value(4, 3),
+    source="broadcasting",
+    exact=True,
+    replaces=True,
+)
 def spread_for_nothing(c: Classes, node: Node) -> Found:
     for i, x in enumerate(node.inputs):
         for wide in c.members(x, "broadcast"):
@@ -381,8 +449,16 @@ def _summed_view(d: Draw) -> Value:
     return make("reduce_max", [view], axes=(0,))[0]
 
 
-@rule("reduce(view(x)) = view(reduce(x))", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min",
-      example=_summed_view, source="groups of axes", exact=True)  # fmt: skip
+@rule(
+    "reduce(view(x)) = view(reduce(x))",
+    "reduce_sum",
+    "reduce_mean",
+    "reduce_max",
+    "reduce_min",
+    example=_summed_view,
+    source="groups of axes",
+    exact=True,
+)
 def reduced_view(c: Classes, node: Node) -> Found:
     """Groups are reduced as a whole or not at all."""
     axes = set(node.attrs["axes"])

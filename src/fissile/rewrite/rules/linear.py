@@ -1,6 +1,6 @@
 """Affine maps and divisions around products and convolutions.
 
-    (x + b) w = x w + b w        (x s) w = x (s w)        (x w) s = x (w s)        (x / d) w = (x w) / d
+    (x + b) w = x w + b w      (x s) w = x (s w)      (x w) s = x (w s)      (x / d) w = (x w) / d
 
 with b and s constants that broadcast, d any value that is the same for all that a sum adds up.
 """
@@ -15,7 +15,7 @@ from fissile.ir.graph import Node, Value
 from fissile.ir.prims import broadcast, contract, conv, make, pad, reduce_sum, reshape, slice_
 from fissile.ir.prims import transpose as turn
 from fissile.rewrite.classes import Classes
-from fissile.rewrite.labels import Named, Product, both_ways, multiply, product
+from fissile.rewrite.labels import Named, Product, arranged, both_ways, multiply, product
 from fissile.rewrite.rule import Draw, Found, No, rule
 from fissile.rewrite.rules.products import FRESH, absorbs, is_whole, part
 from fissile.rewrite.views import padded
@@ -188,7 +188,7 @@ def divided(c: Classes, node: Node) -> Found:
                 if c.is_fixed(d):
                     continue
                 by = along(d, p.a.labels, (), x.shape)
-                if not all(i in p.out and i not in p.b.labels for i in by.labels):
+                if not all(i in p.out for i in by.labels):
                     continue
                 if node.value.type.numel > x.type.numel:
                     yield No("the result has more to divide")
@@ -208,34 +208,47 @@ def _factors(inner: Node) -> list[tuple[Value, Value]]:
 
 
 def _sum_beside(d: Draw) -> Value:
-    n, k, m = d.extents(3)
-    x = d.value(n, k)
-    y = contract(x, d.value(k, m), "nk,km->nm")
-    return y / reduce_sum(x, (1,))
+    h, n, k, m = d.extents(4)
+    x = d.value(h, n, k)
+    out = d.any(("hnm", "nhm", "mnh"))
+    y = contract(x, d.any((d.value(h, k, m), d.weights(h, k, m))), f"hnk,hkm->{out}")
+    return make(
+        "concat", [reshape(y, (y.type.numel,)), reshape(reduce_sum(x, 2), (h * n,))], axis=0
+    )[0]
 
 
-@rule("x w, sum(x) = parts of x [w 1]", "contract", "reduce_sum", example=_sum_beside,
-      source="Korch, Fig. 9")  # fmt: skip
+@rule(
+    "x w, sum(x) = parts of x [w 1]",
+    "contract",
+    "reduce_sum",
+    example=_sum_beside,
+    source="Korch, Fig. 9",
+)
 def sum_beside(c: Classes, node: Node) -> Found:
     """The sum is one more column, of ones, which a padding adds."""
     products = [node] if node.prim == "contract" else c.users(node.inputs[0], "contract")
     for found in products:
         for p in both_ways(found):
-            if c.members(p.b.value, "pad"):
-                continue  # it may be what this rule made
+            if _is_widened(c, p.b.value):
+                continue
             own = [i for i in p.b.labels if i not in p.a.labels]
-            sums = [
-                r for r in c.users(p.a.value, "reduce_sum") if _is_over(r, p.a, p.summed)
-            ]
-            inside = [i for i in p.b.labels if i not in p.summed and i not in own]
-            if len(own) != 1 or not sums or not p.summed <= set(p.b.labels) or inside:
+            sums = [r for r in c.users(p.a.value, "reduce_sum") if _is_over(r, p.a, p.summed)]
+            if len(own) != 1 or not sums or not p.summed <= set(p.b.labels):
                 continue
             wide = _with_ones(p, own[0])
             size = p.b.extents()[own[0]]
             if node is found:
                 yield part(wide, own[0], 0, size).value
             elif node in sums:
-                yield reshape(part(wide, own[0], size, 1).value, node.value.shape)
+                kept = [i for i in p.a.labels if i not in p.summed]
+                total = arranged(part(wide, own[0], size, 1), [*kept, own[0]])
+                yield reshape(total, node.value.shape)
+
+
+def _is_widened(c: Classes, w: Value) -> bool:
+    """May it be what this rule made, or a part of it?"""
+    parts = (n.inputs[0] for n in c.members(w, "slice"))
+    return bool(c.members(w, "pad")) or any(c.members(v, "pad") for v in parts)
 
 
 def _is_over(node: Node, x: Named, summed: Collection[int]) -> bool:
@@ -256,8 +269,13 @@ def _summed_product(d: Draw) -> Value:
     return make(d.any(("reduce_sum", "reduce_mean")), [y], axes=d.any(((0,), (1,), (0, 1))))[0]
 
 
-@rule("sum(x w) = sum(x) w = x sum(w)", "reduce_sum", "reduce_mean", example=_summed_product,
-      source="linearity")  # fmt: skip
+@rule(
+    "sum(x w) = sum(x) w = x sum(w)",
+    "reduce_sum",
+    "reduce_mean",
+    example=_summed_product,
+    source="linearity",
+)
 def summed_product(c: Classes, node: Node) -> Found:
     """Along axes of one operand alone."""
     for inner in c.members(node.inputs[0], "contract"):
@@ -393,8 +411,12 @@ def _shifted_before(d: Draw) -> Value:
     return _convolved(d, x + d.any((d.weights(x.shape[1], 1, 1), d.weights(1))), d.extent())
 
 
-@rule("conv(x + b, w) = conv(x, w) + sum(b w)", "conv", example=_shifted_before,
-      source="distributivity")  # fmt: skip
+@rule(
+    "conv(x + b, w) = conv(x, w) + sum(b w)",
+    "conv",
+    example=_shifted_before,
+    source="distributivity",
+)
 def shifted_before(c: Classes, node: Node) -> Found:
     """Not through a padding: the border would lack the shift."""
     x, w = node.inputs
@@ -423,8 +445,12 @@ def _convolved_pieces(d: Draw) -> Value:
     return conv(x, d.weights(d.extent(), sum(parts), 2, 2), (1, 1), (1, 1))
 
 
-@rule("conv(concat(x, y), w) = conv(x, w1) + conv(y, w2)", "conv", example=_convolved_pieces,
-      source="blocks of matrices")  # fmt: skip
+@rule(
+    "conv(concat(x, y), w) = conv(x, w1) + conv(y, w2)",
+    "conv",
+    example=_convolved_pieces,
+    source="blocks of matrices",
+)
 def convolved_pieces(c: Classes, node: Node) -> Found:
     x, w = node.inputs
     if is_one_tap(node) or node.attrs["groups"] != 1:
@@ -452,8 +478,13 @@ def _both_convolved(d: Draw) -> Value:
     return make("concat", ys, axis=1)[0]
 
 
-@rule("conv(x, v), conv(x, w) = parts of conv(x, [v w])", "conv", example=_both_convolved,
-      source="TASO", exact=True)  # fmt: skip
+@rule(
+    "conv(x, v), conv(x, w) = parts of conv(x, [v w])",
+    "conv",
+    example=_both_convolved,
+    source="TASO",
+    exact=True,
+)
 def both_convolved(c: Classes, node: Node) -> Found:
     x, w = node.inputs
     if is_one_tap(node) or node.attrs["groups"] != 1 or not c.is_fixed(w):

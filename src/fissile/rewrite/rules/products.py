@@ -43,7 +43,8 @@ def _three(d: Draw) -> Value:
 @rule("(x v) w = x (v w) = (x w) v", "contract", example=_three, source="associativity")
 def reassociate(c: Classes, node: Node) -> Found:
     """Products of three in any order of pairs that takes less multiplications, of linear maps also
-    one that takes as many: constants compose, linear maps of different axes commute, and linear attention contracts keys first."""
+    one that takes as many: constants compose, linear maps of different axes commute, and linear
+    attention contracts keys first."""
     for p in both_ways(node):
         for inner in c.members(p.a.value, "contract"):
             q = renamed(product(inner), p.a, FRESH)
@@ -81,8 +82,13 @@ def _turned_operand(d: Draw) -> Value:
     return contract(transpose(d.value(n, m, k), (2, 0, 1)), d.weights(n, m), "knm,nm->kn")
 
 
-@rule("transpose(x) w = x w, renamed", "contract", example=_turned_operand, source="labels",
-      exact=True)  # fmt: skip
+@rule(
+    "transpose(x) w = x w, renamed",
+    "contract",
+    example=_turned_operand,
+    source="labels",
+    exact=True,
+)
 def turned_operand(c: Classes, node: Node) -> Found:
     for p in both_ways(node):
         for view in c.members(p.a.value, "transpose"):
@@ -97,8 +103,13 @@ def _turned_result(d: Draw) -> Value:
     return transpose(contract(d.value(n, k), d.weights(k, m), "nk,km->nm"), (1, 0))
 
 
-@rule("transpose(x w) = x w, renamed", "transpose", example=_turned_result, source="labels",
-      exact=True)  # fmt: skip
+@rule(
+    "transpose(x w) = x w, renamed",
+    "transpose",
+    example=_turned_result,
+    source="labels",
+    exact=True,
+)
 def turned_result(c: Classes, node: Node) -> Found:
     for inner in c.members(node.inputs[0], "contract"):
         p = product(inner)
@@ -112,8 +123,13 @@ def _shaped_operand(d: Draw) -> Value:
     return contract(reshape(x, (n, a, b, k)), d.weights(k, m), "nabk,km->nabm")
 
 
-@rule("reshape(x) w = reshape(x w')", "contract", example=_shaped_operand,
-      source="groups of axes", exact=True)  # fmt: skip
+@rule(
+    "reshape(x) w = reshape(x w')",
+    "contract",
+    example=_shaped_operand,
+    source="groups of axes",
+    exact=True,
+)
 def shaped_operand(c: Classes, node: Node) -> Found:
     for p in both_ways(node):
         if not c.is_fixed(p.b.value):
@@ -279,8 +295,13 @@ def _cut_result(d: Draw) -> Value:
     return slice_(y, (0, 1), (n, m - 2), (1, 1))
 
 
-@rule("(x w)[part] = x[part] w[part]", "slice", example=_cut_result, source="blocks of matrices",
-      exact=True)  # fmt: skip
+@rule(
+    "(x w)[part] = x[part] w[part]",
+    "slice",
+    example=_cut_result,
+    source="blocks of matrices",
+    exact=True,
+)
 def cut_result(c: Classes, node: Node) -> Found:
     start, size, step = (node.attrs[k] for k in ("start", "size", "step"))
     y = node.inputs[0]
@@ -316,8 +337,13 @@ def _siblings(d: Draw) -> Value:
 MOST_SIBLINGS = 8
 
 
-@rule("x v, x w = parts of x [v w]", "contract", example=_siblings, source="blocks of matrices",
-      exact=True)  # fmt: skip
+@rule(
+    "x v, x w = parts of x [v w]",
+    "contract",
+    example=_siblings,
+    source="blocks of matrices",
+    exact=True,
+)
 def siblings(c: Classes, node: Node) -> Found:
     """Contractions of one value with constants in the same way are one."""
     for p in both_ways(node):
@@ -343,7 +369,7 @@ def _alike(c: Classes, p: Product) -> Iterator[Product]:
 
 
 def is_whole(c: Classes, w: Value) -> bool:
-    """A constant of the graph, or a view of one: what was merged or composed is not merged again."""
+    """A constant of the graph, or a view of one: what was merged is not merged again."""
     node = c.find(w).node
     while node.prim in ("transpose", "reshape"):
         node = node.inputs[0].node
@@ -385,8 +411,13 @@ def _as_conv(d: Draw) -> Value:
     return contract(x, d.weights(d.extent(), x.shape[1]), "nchw,mc->nmhw")
 
 
-@rule("contract over channels = conv 1x1", "contract", example=_as_conv, source="definition",
-      exact=True)  # fmt: skip
+@rule(
+    "contract over channels = conv 1x1",
+    "contract",
+    example=_as_conv,
+    source="definition",
+    exact=True,
+)
 def as_conv(c: Classes, node: Node) -> Found:
     """Which targets and runtimes know best."""
     for p in both_ways(node):

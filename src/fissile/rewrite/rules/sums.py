@@ -15,8 +15,14 @@ from fissile.rewrite.views import padded
 LINEAR = ("reduce_sum", "reduce_mean")
 
 
-@rule("mean(x) = sum(x) / n", "reduce_mean", example=lambda d: reduce_mean(x := d.value(3, 4), (1,)) + contract(x, d.weights(4, 1), "nk,km->nm"),
-      source="definition")  # fmt: skip
+@rule(
+    "mean(x) = sum(x) / n",
+    "reduce_mean",
+    example=lambda d: (
+        reduce_mean(x := d.value(3, 4), (1,)) + contract(x, d.weights(4, 1), "nk,km->nm")
+    ),
+    source="definition",
+)
 def mean_is_sum(c: Classes, node: Node) -> Found:
     """Where a product of x could take the sum over."""
     x, axes = node.inputs[0], node.attrs["axes"]
@@ -32,8 +38,15 @@ def _twice(d: Draw) -> Value:
     return make(prim, [make(prim, [d.value(*d.extents(3))], axes=(0,))[0]], axes=(1, 2))[0]
 
 
-@rule("reduce(reduce(x)) = reduce(x)", "reduce_sum", "reduce_mean", "reduce_max", "reduce_min",
-      example=_twice, source="associativity")  # fmt: skip
+@rule(
+    "reduce(reduce(x)) = reduce(x)",
+    "reduce_sum",
+    "reduce_mean",
+    "reduce_max",
+    "reduce_min",
+    example=_twice,
+    source="associativity",
+)
 def twice(c: Classes, node: Node) -> Found:
     axes = set(node.attrs["axes"])
     for inner in c.members(node.inputs[0], node.prim):
@@ -68,8 +81,13 @@ def _shift(d: Draw) -> Value:
     return reduce_mean(d.value(n, k) + d.weights(*d.any(((n, 1), (1, k), (n, k)))), (1,))
 
 
-@rule("mean(x + k) = mean(x) + mean(k)", "reduce_mean", "reduce_sum", example=_shift,
-      source="linearity")  # fmt: skip
+@rule(
+    "mean(x + k) = mean(x) + mean(k)",
+    "reduce_mean",
+    "reduce_sum",
+    example=_shift,
+    source="linearity",
+)
 def shift(c: Classes, node: Node) -> Found:
     axes = node.attrs["axes"]
     for inner in c.members(node.inputs[0], "add", "sub"):
@@ -77,7 +95,9 @@ def shift(c: Classes, node: Node) -> Found:
             continue
         x, k = found
         k = padded(k, x.rank)
-        spread = [s if a in axes else e for a, (s, e) in enumerate(zip(x.shape, k.shape))]
+        spread = [
+            s if a in axes else e for a, (s, e) in enumerate(zip(x.shape, k.shape, strict=True))
+        ]
         k = k if tuple(spread) == k.shape else broadcast(k, spread)
         y, b = (make(node.prim, [v], axes=axes)[0] for v in (x, k))
         sides = [y, b] if c.same(inner.inputs[0], x) else [b, y]
@@ -100,17 +120,28 @@ def largest(c: Classes, node: Node) -> Found:
             yield make(inner.prim, [found, wide])[0]
 
 
-@rule("reduce(x) = reshape(x), over extents of 1", *LINEAR, "reduce_max", "reduce_min",
-      example=lambda d: reduce_sum(d.value(d.extent(), 1), (1,)), source="definition", exact=True,
-      replaces=True)  # fmt: skip
+@rule(
+    "reduce(x) = reshape(x), over extents of 1",
+    *LINEAR,
+    "reduce_max",
+    "reduce_min",
+    example=lambda d: reduce_sum(d.value(d.extent(), 1), (1,)),
+    source="definition",
+    exact=True,
+    replaces=True,
+)
 def nothing_to_reduce(c: Classes, node: Node) -> Found:
     x = node.inputs[0]
     if x.shape == node.value.shape:
         yield x
 
 
-@rule("sum(x broadcast) = n x", *LINEAR,
-      example=lambda d: reduce_sum(broadcast(d.value(3, 1), (3, 4)), (1,)), source="definition")  # fmt: skip
+@rule(
+    "sum(x broadcast) = n x",
+    *LINEAR,
+    example=lambda d: reduce_sum(broadcast(d.value(3, 1), (3, 4)), (1,)),
+    source="definition",
+)
 def repeated(c: Classes, node: Node) -> Found:
     axes = node.attrs["axes"]
     for wide in c.members(node.inputs[0], "broadcast"):
@@ -121,4 +152,3 @@ def repeated(c: Classes, node: Node) -> Found:
         count = math.prod(wide.value.shape[a] for a in axes)
         x = broadcast(x, rest)
         yield x if node.prim == "reduce_mean" else x * float(count)
-

@@ -48,8 +48,14 @@ def _pool_twice(d: Draw) -> Value:
     return window("window_max", window("window_max", x, (2, 3), (1, 2)), (2, 1), (2, 1))
 
 
-@rule("max pool of max pool = max pool", "window_max", example=_pool_twice, source="SPP",
-      exact=True, integers=True)  # fmt: skip
+@rule(
+    "max pool of max pool = max pool",
+    "window_max",
+    example=_pool_twice,
+    source="SPP",
+    exact=True,
+    integers=True,
+)
 def pool_twice(c: Classes, node: Node) -> Found:
     a = node.attrs
     for inner in c.members(node.inputs[0], "window_max"):
@@ -96,8 +102,13 @@ def _pyramid(d: Draw) -> Value:
     return concat(pools, 1)
 
 
-@rule("a larger max pool of x is one of a smaller max pool of x", "window_max", example=_pyramid,
-      source="SPP", exact=True)  # fmt: skip
+@rule(
+    "a larger max pool of x is one of a smaller max pool of x",
+    "window_max",
+    example=_pyramid,
+    source="SPP",
+    exact=True,
+)
 def pyramid(c: Classes, node: Node) -> Found:
     """Both of stride 1 and padded: windows of windows reach as far, and borders add nothing."""
     for large in _same_pools(c, node):
@@ -124,8 +135,13 @@ def _square(d: Draw) -> Value:
     return window(prim, d.value(1, 2, 7, 8), (3, 4), (d.extent(1, 2), 1), (d.extent(1, 2), 1))
 
 
-@rule("a pool is one along each axis, one after another", "window_max", "window_sum",
-      example=_square, source="separability")  # fmt: skip
+@rule(
+    "a pool is one along each axis, one after another",
+    "window_max",
+    "window_sum",
+    example=_square,
+    source="separability",
+)
 def square(c: Classes, node: Node) -> Found:
     a = node.attrs
     if sum(k > 2 for k in a["kernel"]) < 2:
@@ -148,8 +164,13 @@ def _monotone(d: Draw) -> Value:
     return window("window_max", y, (3, 3), (2, 2))
 
 
-@rule("max pool(f(x)) = f(max pool(x)), f monotone", "window_max", example=_monotone,
-      source="monotony", exact=True)  # fmt: skip
+@rule(
+    "max pool(f(x)) = f(max pool(x)), f monotone",
+    "window_max",
+    example=_monotone,
+    source="monotony",
+    exact=True,
+)
 def monotone(c: Classes, node: Node) -> Found:
     """So f is computed for fewer elements. A padding with minus infinity is never the largest."""
     x = node.inputs[0]
@@ -250,8 +271,12 @@ def _upsampled(d: Draw) -> Value:
     return conv(x, d.weights(d.extent(), x.shape[1], 3, 3), (1, 1), (1, 1))
 
 
-@rule("conv(up(x), w): one convolution of x for each position in a cell", "conv",
-      example=_upsampled, source="sub-pixel convolution (Shi et al., 2016)")  # fmt: skip
+@rule(
+    "conv(up(x), w): one convolution of x for each position in a cell",
+    "conv",
+    example=_upsampled,
+    source="sub-pixel convolution (Shi et al., 2016)",
+)
 def upsampled(c: Classes, node: Node) -> Found:
     """Taps that read the same element are added up beforehand."""
     x, w = node.inputs
@@ -318,8 +343,13 @@ def _gathered(d: Draw) -> Value:
     return contract(x, d.weights(d.extent(), x.shape[1]), "nch,mc->nmh")
 
 
-@rule("gather(x) w = gather(x w), along another axis", "contract", example=_gathered,
-      source="maps of different axes commute", exact=True)  # fmt: skip
+@rule(
+    "gather(x) w = gather(x w), along another axis",
+    "contract",
+    example=_gathered,
+    source="maps of different axes commute",
+    exact=True,
+)
 def gathered(c: Classes, node: Node) -> Found:
     """Where the gather makes more of it."""
     for p in both_ways(node):
@@ -344,8 +374,12 @@ def _few_inputs(d: Draw) -> Value:
     return conv(x, d.weights(32, x.shape[1], 9, 6), (1, 1), (1, 1))
 
 
-@rule("conv(x, w) = conv(shifted copies of x, w'), three taps an axis", "conv",
-      example=_few_inputs, source="window = windows of windows")  # fmt: skip
+@rule(
+    "conv(x, w) = conv(shifted copies of x, w'), three taps an axis",
+    "conv",
+    example=_few_inputs,
+    source="window = windows of windows",
+)
 def few_inputs(c: Classes, node: Node) -> Found:
     """Where x has few channels: fast kernels take windows of three."""
     if (blocks := _splits(c, node)) is None:
@@ -355,9 +389,7 @@ def few_inputs(c: Classes, node: Node) -> Found:
         yield No("it has many channels to copy")
         return
     size = [s - k + THREE for s, k in zip(x.shape[2:], w.shape[2:], strict=True)]
-    copies = [
-        slice_(x, (0, 0, *begin), (*x.shape[:2], *size)) for begin in _begins(blocks)
-    ]
+    copies = [slice_(x, (0, 0, *begin), (*x.shape[:2], *size)) for begin in _begins(blocks)]
     weights = [_block(w, begin) for begin in _begins(blocks)]
     ones = (1,) * len(size)
     yield conv(concat(copies, 1), concat(weights, 1), ones, ones)
@@ -368,8 +400,12 @@ def _few_outputs(d: Draw) -> Value:
     return conv(x, d.weights(d.extent(1, 2), 32, 9, 6), (1, 1), (1, 1))
 
 
-@rule("conv(x, w) = sum of shifts of conv(x, w'), three taps an axis", "conv",
-      example=_few_outputs, source="window = windows of windows")  # fmt: skip
+@rule(
+    "conv(x, w) = sum of shifts of conv(x, w'), three taps an axis",
+    "conv",
+    example=_few_outputs,
+    source="window = windows of windows",
+)
 def few_outputs(c: Classes, node: Node) -> Found:
     """Where the result has few channels."""
     if (blocks := _splits(c, node)) is None:
@@ -407,5 +443,3 @@ def _begins(blocks: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 def _block(w: Value, begin: Sequence[int]) -> Value:
     return slice_(w, (0, 0, *begin), (*w.shape[:2], *[THREE] * len(begin)))
-
-

@@ -1,5 +1,5 @@
-"""Winograd's convolution: 3x3, with m x m outputs for fewer multiplications than 9 m^2: (m + 2)^2 at
-stride 1, m = 2 or 4, and 49 at stride 2, m = 3.
+"""Winograd's convolution: 3x3, with m x m outputs for fewer multiplications than 9 m^2: (m + 2)^2
+at stride 1, m = 2 or 4, and 49 at stride 2, m = 3.
 
     y = A^T [ sum_c (G g G^T) o (B^T d B) ] A                                  (runtime/winograd.h)
 
