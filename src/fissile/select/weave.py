@@ -35,16 +35,18 @@ class Woven:
     equations: Mapping[Node, str]
 
 
-def single(graph: Graph, candidates: Sequence[Candidate]) -> Woven:
+def single(spelling: Spelling, candidates: Sequence[Candidate]) -> Woven:
     """Of one graph alone."""
+    graph = spelling.graph
     home = dict.fromkeys(graph.primitives, graph)
-    return Woven(graph, computation(graph), tuple(candidates), {}, home, {})
+    what = computation(graph)
+    return Woven(graph, what, tuple(candidates), {}, home, spelling.equations)
 
 
 def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]]) -> Woven:
     """All candidates of all spellings, the first of which holds every output."""
     if len(parts) == 1:
-        return single(parts[0][0].graph, parts[0][1])
+        return single(*parts[0])
     names = _names(s for s, _ in parts)
     meaning = {v: k for s, _ in parts for v, k in s.classes.items()}
     named = {v: names[k] for v, k in meaning.items()}

@@ -86,10 +86,8 @@ FORMS = {
     "at_most": ("at_most({0}, {1})", 1.0),
     "greatest": ("greatest({0}, {1})", 1.0),
     "exp_below": ("exp_below({0})", 13.0),
-    "tanh_softplus": ("tanh_softplus({0})", 14.0),
     "erf_plus_one": ("erf_plus_one({0})", 16.0),
     "silu": ("silu({0})", 13.0),
-    "mish": ("mish({0})", 15.0),
 }
 
 Expr = Literal | Load | Register | Op | Choose
@@ -345,7 +343,7 @@ def operations(expr: Expr) -> float:
 
 
 # x f(x) in one function: its product keeps a NaN, so the bounds on x need not
-_TIMES = {"sigmoid": "silu", "tanh_softplus": "mish"}
+_TIMES = {"sigmoid": "silu"}
 _ROUNDING = ("exp", "tanh", "erf", "sigmoid", "softplus", "log", "sin", "cos")
 
 
@@ -353,9 +351,8 @@ def simplified(e: Op) -> Expr:
     """The same value in fewer instructions, for f32:
 
     max(x, c) -> at_least(x, c), min and clip likewise: no test for NaN on the constant's side
-    tanh(softplus(x)) -> one exponential and one division
     erf(x) + 1 in one polynomial, as what erf knows of numbers near 0 is lost in the sum
-    x sigmoid(x) -> silu(x), x tanh(softplus(x)) -> mish(x)
+    x sigmoid(x) -> silu(x)
     f(x / c) -> f(x (1 / c)) where f rounds its argument as much as the product does
     """
     if e.dtype is not F32:
@@ -366,8 +363,6 @@ def simplified(e: Op) -> Expr:
     if e.prim == "clip":
         least = _bounded(e.args[0], "at_least", e.args[1])
         return (_bounded(least, "at_most", e.args[2]) if least else None) or e
-    if e.prim == "tanh" and isinstance(x := e.args[0], Op) and x.prim == "softplus":
-        return Op("tanh_softplus", x.args, (), F32)
     if e.prim == "add":
         for f, one in (e.args, e.args[::-1]):
             if isinstance(f, Op) and f.prim == "erf" and _is_one(one):
