@@ -32,6 +32,7 @@ from networks import REAL, network, real
 
 import fissile
 from fissile.artifact.manifest import Tensor
+from fissile.artifact.write import write_pieces
 from fissile.bench import Latency, interleaved, ours, random_feeds
 from fissile.cost.store import Place as StorePlace
 from fissile.cost.store import Store, home
@@ -103,6 +104,7 @@ class Place:
         if note.exists() and folder.exists():
             facts = json.loads(note.read_text())
             if facts["key"] == key:
+                renew(folder / "weights.bin")
                 return fissile.load(folder, threads=case.threads), facts
         folder.parent.mkdir(parents=True, exist_ok=True)
         exe = self.fresh(case, folder=folder)
@@ -120,6 +122,15 @@ class Place:
         """Compiled now. `options` go to `fissile.compile`."""
         settings = {"tune": case.tune, "threads": case.threads, "accuracy": case.accuracy}
         return fissile.compile(self.model(case), shapes=shapes(case), **(settings | options))
+
+
+def renew(weights: Path) -> None:
+    """A file of weights as it lies right after a compilation: what has been in the page cache for
+    hours is mapped 5 to 10 % slower (MiniLM, EfficientViT)."""
+    part = weights.with_suffix(".new")
+    with part.open("wb", buffering=0) as file:
+        write_pieces(file, [memoryview(weights.read_bytes())])
+    part.replace(weights)
 
 
 def shapes(case: Case) -> Mapping[str, Sequence[int]] | None:

@@ -11,18 +11,18 @@ it can be computed from constants alone; then its representative is made of cons
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fissile.ir.evaluate import apply
-from fissile.ir.graph import Graph, Node, Value, intern
+from fissile.ir.graph import Graph, Literal, Node, Value, intern
 from fissile.ir.prims import constant
 from fissile.rewrite.labels import plainly
 
 LOOKED_AT = 1 << 20  # elements up to which constants are told apart by what they hold
+KEPT = 1 << 16  # elements up to which what was computed of them is kept
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Classes:
         self._known: dict[Node, None] = {}
         self._dead: set[Node] = set()
         self._data: dict[Value, np.ndarray] = {}
-        self._numbers: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+        self._numbers: dict[str, Value] = {}
+        self.shares: dict[Value, float] = {}  # of non-zeros, of those that were looked at
         self.origin: dict[Node, Origin] = {}
         self.graph = graph
         self.outputs = tuple(self.add(v) for v in graph.outputs)
@@ -102,11 +103,14 @@ class Classes:
         return iter(tuple(self._members))
 
     def data(self, v: Value) -> np.ndarray:
-        """A fixed value: floats in float64, unrounded; integers as they are."""
+        """A fixed value: floats in float64, unrounded; integers as they are. Small ones are kept."""
         v = self.find(v) if v in self._parent else v
-        if v not in self._data:
-            self._data[v] = _evaluated(v, self._data)
-        return self._data[v]
+        if v in self._data:
+            return self._data[v]
+        known = dict(self._data)
+        found = _evaluated(v, known)
+        self._data.update((k, a) for k, a in known.items() if a.size <= KEPT)
+        return found
 
     # -- adding
 
@@ -197,11 +201,12 @@ class Classes:
         for v in node.outputs:
             if v.type.numel > LOOKED_AT or self.find(v) is not v:
                 continue
-            data = self.data(v)
-            with np.errstate(over="ignore"):
-                bits = data.astype(v.type.dtype.numpy).tobytes()
-            key = (v.type.dtype.name, v.shape, hashlib.sha256(bits).digest())
-            if (known := self._numbers.setdefault(key, v)) is not v:
+            if node.prim == "constant":
+                literal = node.attrs["value"]
+            else:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    literal = Literal(self.data(v).astype(v.type.dtype.numpy))
+            if (known := self._numbers.setdefault(literal.digest, v)) is not v:
                 self.join(known, v)
 
 

@@ -26,10 +26,14 @@ def density(c: Classes, v: Value) -> float:
     small, or not known without the work of computing it."""
     if not c.is_fixed(v) or v.rank != 2 or not LEAST <= v.type.numel <= SMALL:
         return 1.0
-    if not _may_be_sparse(c, v.node):
-        return 1.0
-    zeros = c.data(v) != 0
-    share = min(float(np.count_nonzero(zeros, axis=a).max()) / v.shape[a] for a in (0, 1))
+    if v not in c.shares:
+        c.shares[v] = _share(c.data(v)) if _may_be_sparse(c, v.node) else 1.0
+    return c.shares[v]
+
+
+def _share(matrix: np.ndarray) -> float:
+    most = (np.count_nonzero(matrix, axis=a).max() / matrix.shape[a] for a in (0, 1))
+    share = min(map(float, most))
     return share if share <= SPARSE else 1.0
 
 
