@@ -61,7 +61,9 @@ CASES = {
     "Conv": model("Conv", MAP, weights(6, 4, 3, 3), weights(6), pads=[1, 1, 1, 1]),
     "Conv of groups": model("Conv", MAP, weights(8, 2, 3, 2), weights(8), group=2, strides=[2, 1]),
     "AveragePool": model("AveragePool", MAP, kernel_shape=[3, 3], strides=[2, 2]),
-    "AveragePool without padding": model("AveragePool", MAP, kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+    "AveragePool without padding": model(
+        "AveragePool", MAP, kernel_shape=[3, 3], pads=[1, 1, 1, 1]
+    ),
     "AveragePool with padding": model(
         "AveragePool", MAP, kernel_shape=[2, 2], pads=[1, 0, 0, 1], count_include_pad=1
     ),
@@ -107,7 +109,8 @@ def chain(*nodes: onnx.NodeProto, **constants: np.ndarray) -> onnx.ModelProto:
 def test_what_others_read_is_not_covered():
     """The exponentials are read twice: no softmax hides them."""
     graph = load(chain(
-        helper.make_node("ReduceMax", ["x", "a"], ["m"]), helper.make_node("Sub", ["x", "m"], ["d"]),
+        helper.make_node("ReduceMax", ["x", "a"], ["m"]),
+        helper.make_node("Sub", ["x", "m"], ["d"]),
         helper.make_node("Exp", ["d"], ["e"]), helper.make_node("ReduceSum", ["e", "a"], ["s"]),
         helper.make_node("Div", ["e", "s"], ["p"]), helper.make_node("Add", ["p", "e"], ["y"]),
         a=np.array([1]),
@@ -132,8 +135,9 @@ def test_a_normalisation_in_other_words_is_recognised():
     """As exporters write it, with Pow, Sqrt and Div, once rewritten; not with another epsilon on
     the way."""
     graph = load(chain(
-        helper.make_node("ReduceMean", ["x", "a"], ["m"]), helper.make_node("Sub", ["x", "m"], ["d"]),
-        helper.make_node("Mul", ["d", "d"], ["q"]), helper.make_node("ReduceMean", ["q", "a"], ["v"]),
+        helper.make_node("ReduceMean", ["x", "a"], ["m"]),
+        helper.make_node("Sub", ["x", "m"], ["d"]), helper.make_node("Mul", ["d", "d"], ["q"]),
+        helper.make_node("ReduceMean", ["q", "a"], ["v"]),
         helper.make_node("Add", ["v", "e"], ["r"]), helper.make_node("Sqrt", ["r"], ["s"]),
         helper.make_node("Reciprocal", ["s"], ["t"]), helper.make_node("Mul", ["d", "t"], ["y"]),
         a=np.array([3]), e=np.array(1e-5, np.float32),

@@ -81,7 +81,8 @@ def decode_head() -> onnx.ModelProto:
     ]
     constants = {
         "w": weights(8, 32), "b": weights(32), "shape": np.array([1, 32, 4, 4]),
-        "scales": np.array([1, 1, 2, 2], np.float32), "v": weights(16, 40, 1, 1), "bias": weights(16),
+        "scales": np.array([1, 1, 2, 2], np.float32),
+        "v": weights(16, 40, 1, 1), "bias": weights(16),
     }  # fmt: skip
     graph = helper.make_graph(
         nodes, "head",

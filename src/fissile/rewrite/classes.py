@@ -103,7 +103,7 @@ class Classes:
         return iter(tuple(self._members))
 
     def data(self, v: Value) -> np.ndarray:
-        """A fixed value: floats in float64, unrounded; integers as they are. Small ones are kept."""
+        """A fixed value: floats in float64, unrounded; integers as they are. Small are kept."""
         v = self.find(v) if v in self._parent else v
         if v in self._data:
             return self._data[v]

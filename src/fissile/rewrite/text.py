@@ -35,7 +35,7 @@ def text(classes: Classes) -> str:
     for v in classes.values:
         own = [numbers[o] for n in classes.members(v) for o in n.outputs if classes.same(o, v)]
         lines.append(f"class {' '.join(map(str, own))}")
-    alive = {v for v in members}
+    alive = set(members)
     retired = [i for v, i in numbers.items() if v not in alive]
     if retired:
         lines.append(f"retired {' '.join(map(str, retired))}")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from fissile.cost.model import flops
 from fissile.ir.graph import Graph, Node, Value, intern
 from fissile.ir.prims import PRIMS, Kind, constant, kind
+from fissile.onnx.export.linear import moved_bytes
 from fissile.rewrite.classes import Classes, rounded
 from fissile.rewrite.labels import product
 from fissile.rewrite.rule import Rule
@@ -38,7 +39,8 @@ GROWTH = 2.0  # bytes of constants, over those of the graph
 class Profile:
     """What executes a graph. mults_per_us, bytes_per_us: its peaks. windows: by how much its 3x3
     convolutions beat their definition. near: the share of an elementwise result that goes through
-    memory; views: that of a transpose. call_us: of a primitive."""
+    memory; views: that of a transpose. call_us: of a primitive. matmul: are contractions products
+    of matrices between transposes?"""
 
     mults_per_us: float = 50_000.0
     bytes_per_us: float = 17_000.0
@@ -46,10 +48,11 @@ class Profile:
     near: float = 0.15
     views: float = 0.5
     call_us: float = 0.2
+    matmul: bool = False
 
 
 OURS = Profile()
-OTHERS = Profile(windows=1.0, near=0.5, views=1.0, call_us=2.0)
+OTHERS = Profile(windows=1.0, near=0.5, views=1.0, call_us=2.0, matmul=True)
 COUNTS = Profile(bytes_per_us=1e9, windows=1.0, near=0.0, views=0.0, call_us=1e-3)
 
 
@@ -73,7 +76,9 @@ def price_us(c: Classes, node: Node, by: Profile) -> float:
     out = sum(t.size_bytes for t in node.types)
     if kind(node) is Kind.LINEAR:
         read = sum(v.type.size_bytes for v in dict.fromkeys(node.inputs))
-        return by.call_us + max(_linear_us(c, node, by), (read + out) / by.bytes_per_us)
+        moved = moved_bytes(node, c.is_fixed) if by.matmul and node.prim == "contract" else 0
+        us = max(_linear_us(c, node, by), (read + out) / by.bytes_per_us)
+        return by.call_us + us + 2 * by.views * moved / by.bytes_per_us
     numel, elements = node.outputs[0].type.numel, sum(v.type.numel for v in node.inputs)
     if kind(node) is Kind.ELEMENTWISE:
         compute = PRIMS[node.prim].flops * numel / by.mults_per_us

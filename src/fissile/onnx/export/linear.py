@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -87,6 +87,27 @@ def _contract(w: Writer, node: Node) -> None:
         w.add("Einsum", w.inputs(node), w.name(node.value), equation=node.attrs["spec"])
     else:
         _matmul(w, node, left, right, out)
+
+
+def moved_bytes(node: Node, is_fixed: Callable[[Value], bool]) -> int:
+    """What transposes around the ONNX form of a contraction move, of operands that are not fixed
+    and of the result. An Einsum moves all."""
+    left, right, out = split_spec(node.attrs["spec"])
+    if _stacked(left, right, out) or _stacked(right, left, out):
+        return 0
+    a, b = node.inputs
+    values = [(a, left), (b, right), (node.value, out)]
+    if any(c not in out for c in set(left) ^ set(right)):
+        return sum(v.type.size_bytes for v, _ in values)
+    batch = "".join(c for c in out if c in left and c in right)
+    k = "".join(c for c in left if c in right and c not in out)
+    m, n = ("".join(c for c in out if c not in other) for other in (right, left))
+    natural = (batch + m + k, batch + k + n, batch + m + n)
+    return sum(
+        v.type.size_bytes
+        for (v, labels), wanted in zip(values, natural, strict=True)
+        if labels != wanted and not is_fixed(v)
+    )
 
 
 def _stacked(left: str, right: str, out: str) -> bool:
