@@ -1,9 +1,21 @@
 """The table of rules, by theme."""
 
 from fissile.rewrite.rule import RULES
-from fissile.rewrite.rules import elementary, found, layout, linear, products, sums, windows
+from fissile.rewrite.rules import (
+    convolutions,
+    elementary,
+    found,
+    functions,
+    layout,
+    linear,
+    products,
+    sums,
+    windows,
+)
 
 # importing them fills the table
-THEMES = (elementary, found, layout, linear, products, sums, windows)
+THEMES = (
+    convolutions, elementary, found, functions, layout, linear, products, sums, windows,
+)  # fmt: skip
 
 __all__ = ["RULES", "THEMES"]
