@@ -60,6 +60,8 @@ CASES = {
     "Gelu by tanh": model("Gelu", ROWS, approximate="tanh"),
     "Conv": model("Conv", MAP, weights(6, 4, 3, 3), weights(6), pads=[1, 1, 1, 1]),
     "Conv of groups": model("Conv", MAP, weights(8, 2, 3, 2), weights(8), group=2, strides=[2, 1]),
+    "Gemm": model("Gemm", (3, 12), weights(12, 7), weights(7)),
+    "Gemm of a transposed matrix": model("Gemm", (3, 12), weights(7, 12), weights(7), transB=1),
     "AveragePool": model("AveragePool", MAP, kernel_shape=[3, 3], strides=[2, 2]),
     "AveragePool without padding": model(
         "AveragePool", MAP, kernel_shape=[3, 3], pads=[1, 1, 1, 1]

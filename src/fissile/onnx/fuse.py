@@ -275,6 +275,23 @@ def _convolution(node: Node) -> Iterator[Form]:
         yield Form("Conv", (x, w, _vector(bias)), attrs)
 
 
+@recognise("add")
+def _gemm(node: Node) -> Iterator[Form]:
+    """A product of matrices with a row of biases. Its labels may be any letters."""
+    for product, bias in _operand(node, "contract"):
+        x, w = product.inputs
+        left, right, out = split_spec(product.attrs["spec"])
+        if not (w.is_constant and bias.is_constant and x.rank == w.rank == 2):
+            continue
+        columns = node.value.shape[-1:]
+        if bias.shape not in (columns, (1, *columns)) or left[1] in out or left[0] in right:
+            continue
+        if out == left[0] + right[1] and right[0] == left[1]:
+            yield Form("Gemm", (x, w, _vector(bias)), {}, proven=True)
+        elif out == left[0] + right[0] and right[1] == left[1]:
+            yield Form("Gemm", (x, w, _vector(bias)), {"transB": 1}, proven=True)
+
+
 @recognise("mul")
 def _average(node: Node) -> Iterator[Form]:
     for total, _ in _operand(node, "window_sum"):

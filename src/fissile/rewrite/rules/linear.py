@@ -298,6 +298,33 @@ def _padded_operand(d: Draw) -> Value:
     return contract(pad(d.value(n, k), (0, 1), (0, 2)), d.weights(k + 3, m), "nk,km->nm")
 
 
+def _padded_beside(d: Draw) -> Value:
+    n, k, m = d.extents(3)
+    return contract(pad(d.value(n, k), (1, 0), (2, 0)), d.weights(k, m), "nk,km->nm")
+
+
+@rule(
+    "pad(x, 0) w = pad(x w, 0), along another axis",
+    "contract",
+    example=_padded_beside,
+    source="maps of different axes commute",
+    exact=True,
+)
+def padded_beside(c: Classes, node: Node) -> Found:
+    for p in both_ways(node):
+        for border in c.members(p.a.value, "pad"):
+            a = border.attrs
+            sides = dict(zip(p.a.labels, zip(a["lo"], a["hi"], strict=True), strict=True))
+            padded_ = {label for label, ends in sides.items() if any(ends)}
+            if a["mode"] != "constant" or a["value"] != 0 or not padded_ <= set(p.out):
+                continue
+            if padded_ & set(p.b.labels):
+                continue
+            y = multiply(Named(border.inputs[0], p.a.labels), p.b, p.out)
+            lo, hi = ([sides.get(i, (0, 0))[end] for i in p.out] for end in (0, 1))
+            yield pad(y, lo, hi, "constant", 0)
+
+
 @rule("pad(x, 0) w = x w[inside]", "contract", example=_padded_operand, source="blocks of matrices")
 def padded_operand(c: Classes, node: Node) -> Found:
     """Zeros add nothing."""
