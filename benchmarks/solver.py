@@ -70,7 +70,7 @@ def instance(name: str, work: Path) -> tuple[Market, list[Cost]]:
     model = Model(calibrate(toolchain, 1), cpu.efficiency, defaults())
     distinct = {c.key: c for c in candidates if c.key in known}
     model.learn((c, known[k]) for k, c in distinct.items())
-    market = Market(woven.computation, candidates, limits=limits(graph, candidates))
+    market = Market(woven.computation, candidates, limits=limits(woven.base, candidates))
     return market, prices(candidates, model, known)
 
 

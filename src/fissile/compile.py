@@ -236,7 +236,7 @@ def choices_of(
 
     def choose(budget_s: float, noise: Noise | None, measured: Measured) -> Selection:
         costs = Model(machine, cpu.efficiency, defaults())
-        limits = (*used(graph, woven.candidates), *((noise,) if noise else ()))
+        limits = (*used(woven.base, woven.candidates), *((noise,) if noise else ()))
         return tune_(
             woven.computation, woven.candidates, cpu, costs, measuring, known, budget_s,
             stages.progress, once, limits, measured,

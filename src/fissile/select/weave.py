@@ -22,11 +22,12 @@ from fissile.select.tokens import Computation, computation
 
 @dataclass(frozen=True)
 class Woven:
-    """`graph` has the inputs and outputs, by the names of classes, and the provenance of all nodes.
+    """`base` is the first spelling. `graph` has the inputs and outputs, by the names of classes, and the provenance of all nodes.
     `home`: the graph of a node; `equations`: those that made a node. `original[key]`: a candidate
     as its spelling has it, for lowering.
     """
 
+    base: Graph
     graph: Graph
     computation: Computation
     candidates: tuple[Candidate, ...]
@@ -40,7 +41,7 @@ def single(spelling: Spelling, candidates: Sequence[Candidate]) -> Woven:
     graph = spelling.graph
     home = dict.fromkeys(graph.primitives, graph)
     what = computation(graph)
-    return Woven(graph, what, tuple(candidates), {}, home, spelling.equations)
+    return Woven(graph, graph, what, tuple(candidates), {}, home, spelling.equations)
 
 
 def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]]) -> Woven:
@@ -78,7 +79,7 @@ def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]]) -> Woven:
     )
     primitives = {n: numbers.setdefault(meaning[n.outputs[0]], len(numbers)) for n in home}
     what = Computation(first.inputs, outputs, primitives, _edges(parts, primitives, named))
-    return Woven(graph, what, tuple(found.values()), original, home, equations)
+    return Woven(first, graph, what, tuple(found.values()), original, home, equations)
 
 
 def _names(spellings: Iterable[Spelling]) -> dict[Value, Value]:
