@@ -22,9 +22,9 @@ from fissile.select.tokens import Computation, computation
 
 @dataclass(frozen=True)
 class Woven:
-    """`base` is the first spelling. `graph` has the inputs and outputs, by the names of classes, and the provenance of all nodes.
-    `home`: the graph of a node; `equations`: those that made a node. `original[key]`: a candidate
-    as its spelling has it, for lowering.
+    """`base`: the first spelling. `graph` has the inputs and outputs, by the names of classes, and
+    the provenance of all nodes. `home`: the graph of a node; `equations`: those that made a node.
+    `original[key]`: a candidate as its spelling has it, for lowering.
     """
 
     base: Graph

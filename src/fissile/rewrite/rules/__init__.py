@@ -10,12 +10,13 @@ from fissile.rewrite.rules import (
     linear,
     products,
     sums,
+    turns,
     windows,
 )
 
 # importing them fills the table
 THEMES = (
-    convolutions, elementary, found, functions, layout, linear, products, sums, windows,
+    convolutions, elementary, found, functions, layout, linear, products, sums, turns, windows,
 )  # fmt: skip
 
 __all__ = ["RULES", "THEMES"]
