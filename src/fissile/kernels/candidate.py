@@ -11,7 +11,7 @@ C++ text.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -52,6 +52,14 @@ class Candidate:
     error: float = 0.0
     extra_bytes: int = 0
     opened_bytes: int = 0
+
+    def elsewhere(
+        self, region: Region, needs: tuple[Token, ...], gives: tuple[Token, ...]
+    ) -> Candidate:
+        """The same kernel on a region of equal signature, in equal layouts."""
+        other = replace(self, region=region, needs=needs, gives=gives)
+        other.__dict__["key"] = self.key  # what it is a digest of is equal
+        return other
 
     @property
     def is_adapter(self) -> bool:

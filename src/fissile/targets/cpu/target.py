@@ -76,6 +76,7 @@ class Cpu:
         self.kernels: dict[str, Kernel | No] = like.kernels if like else {}
         self.legal: dict[str, bool] = like.legal if like else {}
         self.offsets: dict[str, int | No] = like.offsets if like else {}
+        self.known: dict[str, tuple[Candidate, ...]] = like.known if like else {}
         self.originals: Mapping[str, Candidate] = {}
         self._matrices = turnable(graph)
         self._borders = {*graph.inputs, *graph.outputs}
@@ -121,12 +122,16 @@ class Cpu:
                     yield Candidate(EMPTY, "adapter", (), (Token(value, a),), (Token(value, b),))
 
     def implementations(self, region: Region) -> Iterator[Candidate]:
-        """What can compute a region."""
+        """What can compute a region. Equal regions in equal layouts are looked at once."""
         for needs, gives in self._assignments(region):
-            if (candidate := self._alias(region, needs, gives)) is not None:
-                yield candidate
+            key = Candidate(region, "any", (), needs, gives).key
+            if key in self.known:
+                yield from (c.elsewhere(region, needs, gives) for c in self.known[key])
                 continue
-            yield from self._computing(region, needs, gives)
+            alias = self._alias(region, needs, gives)
+            found = [alias] if alias else self._computing(region, needs, gives)
+            self.known[key] = tuple(found)
+            yield from self.known[key]
 
     def _assignments(self, region: Region) -> Iterator[tuple[tuple[Token, ...], tuple[Token, ...]]]:
         values = (*region.tensors, *region.outputs)
