@@ -31,7 +31,7 @@ def without(found: Saturation, *prims: str) -> Graph:
     """The cheapest spelling that has none of these primitives, if there is one."""
     price = prices(found.classes, OURS)
     dear = {n: us + 1e9 * (n.prim in prims) for n, us in price.items()}
-    return spelled(found.classes, cheapest(found.classes, dear), "other", 0.0).graph
+    return spelled(found.classes, cheapest(found.classes, dear).nodes, "other", 0.0).graph
 
 
 def agree(a: Graph, b: Graph) -> None:

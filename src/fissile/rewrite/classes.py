@@ -47,6 +47,7 @@ class Classes:
         self._dead: set[Node] = set()
         self._data: dict[Value, np.ndarray] = {}
         self._numbers: dict[str, Value] = {}
+        self.made: dict[Value, Value] = {}  # constants of fixed classes
         self.shares: dict[Value, float] = {}  # of non-zeros, of those that were looked at
         self.origin: dict[Node, Origin] = {}
         self.graph = graph
@@ -242,9 +243,15 @@ def _evaluated(value: Value, known: dict[Value, np.ndarray]) -> np.ndarray:
 def rounded(classes: Classes, v: Value) -> Value:
     """A fixed value as a constant: computed in float64 and rounded once to its element type. Raises
     OverflowError where that makes a finite number infinite."""
+    if known := classes.members(v, "constant"):
+        return known[0].value
+    v = classes.find(v)
+    if v in classes.made:
+        return classes.made[v]
     data = classes.data(v)
     with np.errstate(over="ignore"):
         array = data.astype(v.type.dtype.numpy)
     if v.type.dtype.is_float and np.isfinite(data).all() and not np.isfinite(array).all():
         raise OverflowError(f"a constant of up to {np.abs(data).max():.3g} is no {v.type.dtype}")
-    return constant(array)
+    classes.made[v] = constant(array)
+    return classes.made[v]

@@ -25,9 +25,10 @@ from fissile.rewrite.rule import Rule
 from fissile.rewrite.saturate import Saturation, saturate
 from fissile.rewrite.work import conv_work, product_work
 from fissile.select.program import Column, Problem
-from fissile.select.solve import Selected, select
+from fissile.select.solve import select
 
 SOURCES = ("input", "constant")
+HEAVY = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
 GAP, SOLVE_S = 1e-3, 6.0
 MOST = 6  # spellings besides the graph itself
 NEAR = 1.05  # times the cheapest: what one that a single equation makes may cost
@@ -119,15 +120,28 @@ def prices(c: Classes, by: Profile) -> dict[Node, float]:
 # ---------------------------------------------------------------- the program
 
 
-def cheapest(c: Classes, price: Mapping[Node, float]) -> tuple[Node, ...]:
-    """Members that give the outputs, in an order that runs. Raises ValueError where there are
-    none, which would be a fault of the classes."""
+@dataclass(frozen=True)
+class Answer:
+    """`nodes` in an order that runs. `reduced`: of members, what the relaxation says that an answer
+    costs more if it holds them; those that it left out are not there."""
+
+    nodes: tuple[Node, ...] = ()
+    reduced: Mapping[Node, float] = field(default_factory=dict[Node, float])
+
+    def dearer_us(self, node: Node) -> float:
+        return self.reduced.get(node, math.inf)
+
+
+def cheapest(c: Classes, price: Mapping[Node, float]) -> Answer:
+    """Members that give the outputs. Raises ValueError where there are none, which would be a fault
+    of the classes."""
     members = list(price)
     problem = _problem(c, members, price)
-    found: Selected = select(problem, gap=GAP, time_limit=SOLVE_S)
+    found = select(problem, gap=GAP, time_limit=SOLVE_S)
     if found.status == "infeasible":
         raise ValueError("no members of the classes give the outputs")
-    return tuple(members[k] for k in found.chosen)
+    reduced = {n: d for n, d in zip(members, found.reduced, strict=False) if d is not None}
+    return Answer(tuple(members[k] for k in found.chosen), reduced)
 
 
 def _problem(c: Classes, members: list[Node], price: Mapping[Node, float]) -> Problem:
@@ -228,22 +242,23 @@ def best(found: Saturation, by: Profile, title: str = "cheapest") -> Spelling:
 
 def _best(
     found: Saturation, price: Mapping[Node, float], title: str
-) -> tuple[Spelling | None, tuple[Node, ...]]:
+) -> tuple[Spelling | None, Answer]:
     c, limit = found.classes, GROWTH * constant_bytes(found.classes.graph)
     dear = dict(price)
     for _ in range(8):
         try:
-            chosen = cheapest(c, dear)
-            spelling = spelled(c, chosen, title, sum(price[n] for n in chosen))
+            answer = cheapest(c, dear)
+            us = sum(price[n] for n in answer.nodes)
+            spelling = spelled(c, answer.nodes, title, us)
         except OverflowError as fault:
             found.refused["constants", str(fault)] += 1
             dear |= {n: 100 * us for n, us in dear.items() if _overflows(c, n)}
             continue
         if constant_bytes(spelling.graph) <= max(limit, 1 << 16):
-            return spelling, chosen
+            return spelling, answer
         found.refused["constants", "they would outgrow those of the model"] += 1
         dear |= {n: us + _large(c, n) for n, us in dear.items()}
-    return None, ()
+    return None, Answer()
 
 
 def _overflows(c: Classes, node: Node) -> bool:
@@ -302,10 +317,10 @@ def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
     price = prices(c, by)
     if not any(c.origin[n].equation for n in price):
         return (first,)
-    cheap, chosen = _best(found, price, "cheapest")
+    cheap, answer = _best(found, price, "cheapest")
     if cheap is None:
         return (first,)
-    others = sorted(_favoured(found, price, cheap, chosen), key=lambda s: s.us)
+    others = sorted(_favoured(found, price, cheap, answer), key=lambda s: s.us)
     distinct = {_work(c, s): s for s in (*others[::-1], cheap)}
     distinct.pop(_work(c, first), None)
     kept = sorted(distinct.values(), key=lambda s: s.us)[:MOST]
@@ -314,21 +329,25 @@ def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
 
 def _work(c: Classes, s: Spelling) -> tuple[tuple[str, int], ...]:
     """What tells spellings apart: products and windows by the work of each, views aside."""
-    heavy = (n for n in s.graph.primitives if kind(n) in (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE))
+    heavy = (n for n in s.graph.primitives if kind(n) in HEAVY)
     return tuple(sorted((kind(n).value, round(flops(n))) for n in heavy))
 
 
 def _favoured(
-    found: Saturation, price: Mapping[Node, float], cheap: Spelling, chosen: Collection[Node]
+    found: Saturation, price: Mapping[Node, float], cheap: Spelling, answer: Answer
 ) -> Iterator[Spelling]:
-    c = found.classes
-    used = {c.origin[n].equation for n in chosen}
+    """For each equation that the cheapest has no use for, and whose products, windows or reductions
+    could stand in a spelling that is nearly as cheap: that one."""
+    c, slack = found.classes, (NEAR - 1) * cheap.us
+    used = {c.origin[n].equation for n in answer.nodes}
     for equation in sorted({c.origin[n].equation for n in price} - used - {""}):
-        own = {n for n in price if c.origin[n].equation == equation}
-        better = {n: us * FAVOUR if n in own else us for n, us in price.items()}
-        spelling, members = _best(found, better, equation)
-        if spelling is None or not own & set(members):
+        own = {n for n in price if c.origin[n].equation == equation and kind(n) in HEAVY}
+        if not any(answer.dearer_us(n) <= slack for n in own):
             continue
-        us = sum(price[n] for n in members)
-        if us <= NEAR * cheap.us:
+        better = {n: us * FAVOUR if n in own else us for n, us in price.items()}
+        spelling, other = _best(found, better, equation)
+        if spelling is None or not own & set(other.nodes):
+            continue
+        us = sum(price[n] for n in other.nodes)
+        if us <= cheap.us + slack:
             yield replace(spelling, us=us)

@@ -388,11 +388,18 @@ def few_inputs(c: Classes, node: Node) -> Found:
     if 4 * x.shape[1] > w.shape[0]:
         yield No("it has many channels to copy")
         return
-    size = [s - k + THREE for s, k in zip(x.shape[2:], w.shape[2:], strict=True)]
-    copies = [slice_(x, (0, 0, *begin), (*x.shape[:2], *size)) for begin in _begins(blocks)]
-    weights = [_block(w, begin) for begin in _begins(blocks)]
-    ones = (1,) * len(size)
-    yield conv(concat(copies, 1), concat(weights, 1), ones, ones)
+    for axis, count in enumerate(blocks):
+        shape = list(x.shape)
+        shape[axis + 2] -= THREE * (count - 1)
+        x = concat([_shifted(x, axis, THREE * i, shape) for i in range(count)], 1)
+    weights = [_block(w, begin) for begin in _begins(blocks[::-1])]
+    ones = (1,) * len(blocks)
+    yield conv(x, concat(weights, 1), ones, ones)
+
+
+def _shifted(x: Value, axis: int, begin: int, shape: Sequence[int]) -> Value:
+    """A part of x from `begin` on along a spatial axis."""
+    return slice_(x, [begin if a == axis + 2 else 0 for a in range(x.rank)], shape)
 
 
 def _few_outputs(d: Draw) -> Value:
@@ -416,14 +423,18 @@ def few_outputs(c: Classes, node: Node) -> Found:
         yield No("it has many channels to add")
         return
     ones = (1,) * len(space)
-    begins = list(_begins(blocks))
-    y = conv(x, concat([_block(w, begin) for begin in begins], 0), ones, ones)
-    total = None
-    for i, begin in enumerate(begins):
-        term = slice_(y, (0, i * m, *begin), (y.shape[0], m, *space))
-        total = term if total is None else total + term
-    assert total is not None
-    yield total
+    weights = [_block(w, begin) for begin in _begins(blocks[::-1])]
+    y = conv(x, concat(weights, 0), ones, ones)
+    for axis in reversed(range(len(blocks))):  # the last to vary first
+        m, total = y.shape[1] // blocks[axis], None
+        for i in range(blocks[axis]):
+            begin = [0, i * m, *(THREE * i if a == axis else 0 for a in range(len(space)))]
+            shape = (y.shape[0], m, *y.shape[2 : axis + 2], space[axis], *y.shape[axis + 3 :])
+            term = slice_(y, begin, shape)
+            total = term if total is None else total + term
+        assert total is not None
+        y = total
+    yield y
 
 
 def _splits(c: Classes, node: Node) -> tuple[int, ...] | None:
@@ -438,7 +449,9 @@ def _splits(c: Classes, node: Node) -> tuple[int, ...] | None:
 
 
 def _begins(blocks: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    yield from product(*(range(0, THREE * n, THREE) for n in blocks))
+    """Where windows begin, the first axis varying fastest; `blocks` come last axis first."""
+    for begin in product(*(range(0, THREE * n, THREE) for n in blocks)):
+        yield begin[::-1]
 
 
 def _block(w: Value, begin: Sequence[int]) -> Value:
