@@ -39,6 +39,7 @@ class Classes:
 
     def __init__(self, graph: Graph):
         self._parent: dict[Value, Value] = {}
+        self._age: dict[Value, int] = {}  # not the node's: others may have made that before
         self._members: dict[Value, dict[Node, None]] = {}
         self._users: dict[Value, dict[Node, None]] = {}
         self._fixed: set[Value] = set()
@@ -134,7 +135,7 @@ class Classes:
             return False
         if a.type != b.type:
             raise ValueError(f"{a.type} cannot equal {b.type}")
-        if (b in self._fixed, -b.node.serial) > (a in self._fixed, -a.node.serial):
+        if (b in self._fixed, -self._age[b]) > (a in self._fixed, -self._age[a]):
             a, b = b, a  # what is fixed represents, else the older
         self._parent[b] = a
         self._members[a] |= self._members.pop(b)
@@ -186,7 +187,7 @@ class Classes:
         fixed = node.prim != "input" and all(v in self._fixed for v in inputs)
         for v in node.outputs:
             if v not in self._parent:
-                self._parent[v] = v
+                self._parent[v], self._age[v] = v, len(self._age)
                 self._members[v], self._users[v] = {}, {}
                 if fixed:
                     self._fixed.add(v)

@@ -157,8 +157,9 @@ def _problem(c: Classes, members: list[Node], price: Mapping[Node, float]) -> Pr
         needs = frozenset(token(v) for v in n.inputs if not c.is_fixed(v))
         columns.append(Column(price[n], frozenset({min(gives)}), needs, gives))
         edges |= {(v, min(gives), v) for v in needs}
-    outputs = tuple(token(v) for v in c.outputs if not c.is_fixed(v))
-    free = frozenset(token(v) for v in c.graph.inputs if v.node in c.origin)
+    free = frozenset(token(v) for v in c.graph.inputs if c.knows(v))
+    outputs = [v for v in c.outputs if not c.is_fixed(v)]
+    outputs = tuple(t for v in outputs if (t := token(v)) not in free)
     everything = range(len(numbers))
     return Problem(
         tuple(columns), outputs, free, tuple(everything), tuple(everything),
@@ -171,7 +172,7 @@ def _problem(c: Classes, members: list[Node], price: Mapping[Node, float]) -> Pr
 
 def spelled(c: Classes, chosen: Collection[Node], title: str, us: float) -> Spelling:
     """The graph of chosen members. Raises OverflowError where a constant is too large."""
-    known: dict[Value, Value] = {c.find(v): v for v in c.graph.inputs if v.node in c.origin}
+    known: dict[Value, Value] = {c.find(v): v for v in c.graph.inputs if c.knows(v)}
     meaning: dict[Value, Value] = {v: k for k, v in known.items()}
     provenance: dict[Node, tuple[str, ...]] = {}
     equations: dict[Node, str] = {}

@@ -200,6 +200,8 @@ def _rises(c: Classes, f: Node) -> bool:
     """Does it keep the order of its first operand, within a channel?"""
     if f.prim in ("sigmoid", "tanh", "exp"):
         return True
+    if f.prim in ("add", "mul") and not f.value.type.dtype.is_float:
+        return False  # it wraps around
     if not all(c.is_fixed(v) for v in f.inputs[1:]) or c.is_fixed(f.inputs[0]):
         return False
     if f.prim == "add":
