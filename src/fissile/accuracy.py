@@ -55,7 +55,7 @@ def allowance(
     if attempt >= ATTEMPTS - 1 or not np.isfinite(wrong.error):
         return drastic
     errors = {anchor(c): c.error for c in loud}
-    known = answers(graph, wrong.inputs, errors, home or {})
+    known = answers(graph, wrong.inputs, errors, home)
     most = max(known.values(), default=1.0)
 
     def squared(c: Candidate) -> float:
@@ -74,7 +74,7 @@ def anchor(candidate: Candidate) -> Node:
 
 def answers(
     graph: Graph, inputs: Sequence[np.ndarray], errors: Mapping[Node, float],
-    home: Mapping[Node, Graph],
+    home: Mapping[Node, Graph] | None = None,
 ) -> dict[Node, float]:  # fmt: skip
     """How much of an error of a node's value, relative to its rms, an output shows, relative to its
     scale; the largest errors first, as far as the time allows, at least one."""
@@ -82,7 +82,7 @@ def answers(
     found: dict[Node, float] = {}
     deadline = time.monotonic() + ANSWERS_S
     for node, error in sorted(errors.items(), key=lambda item: -item[1]):
-        holds = home.get(node, graph)
+        holds = home.get(node, graph) if home else graph
         got = evaluate(holds, inputs, reference=True, changes={node.value: _disturbed(error)})
         shown = max(relative_error(g, w) for g, w in zip(got, want, strict=True))
         found[node] = shown / error
