@@ -120,10 +120,16 @@ def write_pieces(file: IO[bytes], parts: Iterable[memoryview]) -> None:
             piece += taken
             part = part[taken.nbytes :]
             if len(piece) == CHUNK_BYTES:
-                file.write(piece)
+                _write_all(file, piece)
                 piece = bytearray()
-    if piece:
-        file.write(piece)
+    _write_all(file, piece)
+
+
+def _write_all(file: IO[bytes], piece: bytearray) -> None:
+    """A file without a buffer may take a part, before it says why not all."""
+    left = memoryview(piece)
+    while left.nbytes:
+        left = left[file.write(left) :]
 
 
 @contextlib.contextmanager
