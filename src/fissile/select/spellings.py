@@ -286,6 +286,10 @@ class Rewriting:
     simpler: Saturation
     found: Saturation
 
+    @property
+    def cheapest(self) -> Spelling:
+        return min(self.spellings, key=lambda s: s.us)
+
 
 def rewritten(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Rewriting:
     """The spellings of a graph: simplified, the cheapest, and others."""
