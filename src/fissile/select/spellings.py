@@ -28,6 +28,7 @@ from fissile.select.program import Column, Problem
 from fissile.select.solve import select
 
 SOURCES = ("input", "constant")
+FEWEST = "fewest operations"
 HEAVY = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
 GAP, SOLVE_S = 1e-3, 6.0
 MOST = 6  # spellings besides the graph itself
@@ -292,26 +293,31 @@ class Rewriting:
 
 
 def rewritten(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Rewriting:
-    """The spellings of a graph: simplified, the cheapest, and others."""
-    rules = tuple(rules)
-    simpler = saturate(graph, [r for r in rules if r.always], exact)
-    simple = best(simpler, OURS, "simplified").graph
-    found = saturate(simple, rules, exact)
+    """The spellings of a graph: simplified, of fewest operations, the cheapest, and others."""
+    simpler, found = _saturated(graph, rules, exact, OURS)
     return Rewriting(spellings(found), simpler, found)
 
 
 def counted(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Spelling:
     """The spelling of fewest operations: what one would rewrite to before looking at kernels."""
-    rules = tuple(rules)
-    simple = best(saturate(graph, [r for r in rules if r.always], exact), COUNTS).graph
-    return best(saturate(simple, rules, exact), COUNTS, "fewest operations")
+    _, found = _saturated(graph, rules, exact, OURS)
+    return best(found, COUNTS, FEWEST)
 
 
 def for_runtimes(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Graph:
     """The cheapest spelling where a runtime executes one operator after another."""
-    rules = [r for r in rules if not r.ours]
-    simple = best(saturate(graph, [r for r in rules if r.always], exact), OTHERS).graph
-    return best(saturate(simple, rules, exact), OTHERS).graph
+    _, found = _saturated(graph, [r for r in rules if not r.ours], exact, OTHERS)
+    return best(found, OTHERS).graph
+
+
+def _saturated(
+    graph: Graph, rules: Iterable[Rule], exact: bool, by: Profile
+) -> tuple[Saturation, Saturation]:
+    """By the equations that always pay, and from there on by all."""
+    rules = tuple(rules)
+    simpler = saturate(graph, [r for r in rules if r.always], exact)
+    simple = best(simpler, by, "simplified").graph
+    return simpler, saturate(simple, rules, exact)
 
 
 def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
@@ -326,13 +332,13 @@ def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
     if cheap is None:
         return (first,)
     others = sorted(_favoured(found, price, cheap, answer), key=lambda s: s.us)
-    distinct = {_work(c, s): s for s in (*others[::-1], cheap)}
-    distinct.pop(_work(c, first), None)
-    kept = sorted(distinct.values(), key=lambda s: s.us)[:MOST]
+    distinct = {_work(s): s for s in (*others[::-1], best(found, COUNTS, FEWEST), cheap)}
+    distinct.pop(_work(first), None)
+    kept = sorted(distinct.values(), key=lambda s: (s.title != FEWEST, s.us))[:MOST]
     return (first, *([cheap] if cheap not in kept else []), *kept)
 
 
-def _work(c: Classes, s: Spelling) -> tuple[tuple[str, int], ...]:
+def _work(s: Spelling) -> tuple[tuple[str, int], ...]:
     """What tells spellings apart: products and windows by the work of each, views aside."""
     heavy = (n for n in s.graph.primitives if kind(n) in HEAVY)
     return tuple(sorted((kind(n).value, round(flops(n))) for n in heavy))
