@@ -99,7 +99,9 @@ def test_before_it_stands_what_the_default_accuracy_offers():
 def test_an_output_that_shows_no_noise_is_no_number_to_divide_by(answer, monkeypatch):
     graph = two_paths()
     plan = chosen(graph, 2e-6, 1e-6)
-    monkeypatch.setattr(accuracy, "answers", lambda g, i, errors, home: dict.fromkeys(errors, answer))
+    monkeypatch.setattr(
+        accuracy, "answers", lambda g, i, errors, home: dict.fromkeys(errors, answer)
+    )
     noise = allowance(graph, plan, WrongAnswer("", 2e-5, 1e-5, inputs()), 1)
     assert noise is not None and [noise(c) for c in plan] == [accuracy.TOO_MUCH] * 2
 

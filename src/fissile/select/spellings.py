@@ -331,8 +331,11 @@ def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
     cheap, answer = _best(found, price, "cheapest")
     if cheap is None:
         return (first,)
-    others = sorted(_favoured(found, price, cheap, answer), key=lambda s: s.us)
-    distinct = {_work(s): s for s in (*others[::-1], best(found, COUNTS, FEWEST), cheap)}
+    others = sorted(_favoured(found, price, cheap, answer), key=lambda s: -s.us)
+    fewest, counting = _best(found, prices(c, COUNTS), FEWEST)
+    if fewest is not None:
+        others.append(replace(fewest, us=sum(price[n] for n in counting.nodes)))
+    distinct = {_work(s): s for s in (*others, cheap)}
     distinct.pop(_work(first), None)
     kept = sorted(distinct.values(), key=lambda s: (s.title != FEWEST, s.us))[:MOST]
     return (first, *([cheap] if cheap not in kept else []), *kept)
