@@ -321,8 +321,8 @@ def _saturated(
 
 
 def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
-    """The graph itself, the cheapest spelling, and for equations that the cheapest has no use for
-    the cheapest that has, where it costs little more."""
+    """The graph itself, the cheapest spelling, that of fewest operations, and for equations that the
+    cheapest has no use for the cheapest that has, where it costs little more."""
     c = found.classes
     first = itself(c, "simplified")
     price = prices(c, by)
@@ -331,14 +331,17 @@ def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
     cheap, answer = _best(found, price, "cheapest")
     if cheap is None:
         return (first,)
-    others = sorted(_favoured(found, price, cheap, answer), key=lambda s: -s.us)
+    kept = {frozenset(first.graph.nodes): first, frozenset(cheap.graph.nodes): cheap}
     fewest, counting = _best(found, prices(c, COUNTS), FEWEST)
-    if fewest is not None:
-        others.append(replace(fewest, us=sum(price[n] for n in counting.nodes)))
-    distinct = {_work(s): s for s in (*others, cheap)}
-    distinct.pop(_work(first), None)
-    kept = sorted(distinct.values(), key=lambda s: (s.title != FEWEST, s.us))[:MOST]
-    return (first, *([cheap] if cheap not in kept else []), *kept)
+    if fewest is not None:  # so that the choice is never worse than rewriting first
+        fewest = replace(fewest, us=sum(price[n] for n in counting.nodes))
+        kept.setdefault(frozenset(fewest.graph.nodes), fewest)
+    seen = {_work(s) for s in kept.values()}
+    for s in sorted(_favoured(found, price, cheap, answer), key=lambda s: s.us):
+        if _work(s) not in seen and len(kept) <= MOST:
+            seen.add(_work(s))
+            kept[frozenset(s.graph.nodes)] = s
+    return tuple(kept.values())
 
 
 def _work(s: Spelling) -> tuple[tuple[str, int], ...]:
