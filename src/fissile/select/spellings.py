@@ -321,8 +321,8 @@ def _saturated(
 
 
 def spellings(found: Saturation, by: Profile = OURS) -> tuple[Spelling, ...]:
-    """The graph itself, the cheapest spelling, that of fewest operations, and for equations that the
-    cheapest has no use for the cheapest that has, where it costs little more."""
+    """The graph itself, the cheapest spelling, that of fewest operations, and for equations which
+    the cheapest has no use for the cheapest that has, where it costs little more."""
     c = found.classes
     first = itself(c, "simplified")
     price = prices(c, by)
