@@ -100,8 +100,8 @@ def opened_bytes(candidate: Candidate) -> int:
 
 def error(candidate: Candidate) -> float:
     """Measured on normal data beyond the error of a plain sum over 9 C terms, 5.4e-8 sqrt(C); its
-    own is 3.2e-8 sqrt(C) for m = 2, whose sums are shorter, and 1.35e-7 sqrt(C) for m = 4
-    (docs/decisions/007-winograd-points.md)."""
+    own is 3.2e-8 sqrt(C) for m = 2 and 2.8e-8 sqrt(C) for m = 3, whose sums are shorter, and
+    1.35e-7 sqrt(C) for m = 4 (docs/decisions/007-winograd-points.md)."""
     (node,) = (n for n in candidate.region.nodes if n.prim == "conv")
     return {2: 1e-8, 3: 1e-8, 4: 1.24e-7}[candidate.param["m"]] * math.sqrt(node.inputs[1].shape[1])
 
@@ -287,7 +287,8 @@ class _Winograd:
         y = plus((m * s.sh, f"(i / {self.wide})"))
         left = plus((m * s.sw, f"(i % {self.wide})"))
         corner = plus("in", (x.row, "y"), (x.pixel, "left"))
-        tile = f"{x.row}, {x.pixel}, {s.c}, {s.h} - {plus((s.sh, 'h0'))} - y, {s.w} - left"
+        high, wide = s.sh * (s.oh - 1) + 3, s.sw * (s.ow - 1) + 3  # what outputs reach
+        tile = f"{x.row}, {x.pixel}, {s.c}, {high} - {plus((s.sh, 'h0'))} - y, {wide} - left"
         place = plus("v", (self.row, self._first))
         return block(
             "for (int64_t i = 0; i < T; ++i) {",
