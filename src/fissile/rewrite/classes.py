@@ -22,6 +22,8 @@ from fissile.ir.prims import constant
 from fissile.rewrite.labels import plainly
 
 LOOKED_AT = 1 << 20  # elements up to which constants are told apart by what they hold
+VIEWED = 1 << 25  # the same for views of constants: else they turn back and forth without end
+VIEWS = ("constant", "reshape", "transpose", "slice", "concat")
 KEPT = 1 << 16  # elements up to which what was computed of them is kept
 
 
@@ -200,8 +202,9 @@ class Classes:
 
     def _recognise(self, node: Node) -> None:
         """Constants of equal numbers are equal, however they were computed."""
+        most = VIEWED if node.prim in VIEWS else LOOKED_AT
         for v in node.outputs:
-            if v.type.numel > LOOKED_AT or self.find(v) is not v:
+            if v.type.numel > most or self.find(v) is not v:
                 continue
             if node.prim == "constant":
                 literal = node.attrs["value"]

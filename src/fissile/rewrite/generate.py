@@ -1,11 +1,14 @@
 """Equations found by search, in the manner of TASO (Jia et al., SOSP 2019).
 
-    python -m fissile.rewrite.generate > src/fissile/rewrite/rules/found.txt
+    python -m fissile.rewrite.generate [DEPTH] > src/fissile/rewrite/rules/found.txt
 
-All terms of up to three primitives are enumerated and told apart by their values on random whole
-numbers. Where two agree and one is cheaper, an equation is proposed; it is verified in float64 on
-many shapes and values, zeros, equal and negative numbers among them; and dropped where the rules
-that are known by then already put both sides in one class. What is left joins the rules.
+Terms of up to DEPTH primitives are enumerated and told apart by their values on random whole
+numbers. A term of more is made of the cheapest of each value only, so that what follows from a
+shorter equation is never seen. Where two terms agree and one is cheaper, an equation is proposed;
+it is verified in float64 on many shapes and values, zeros, equal and negative numbers among them,
+and in float32 on large and small ones, where it must not lose what the dearer side keeps; and it is
+dropped where the rules that are known by then already put both sides in one class. What is left
+joins the rules.
 """
 
 from __future__ import annotations
@@ -13,72 +16,82 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, placeholder
 from fissile.ir.prims import PRIMS, Kind
-from fissile.ir.types import F64, of
-from fissile.rewrite.pattern import Binding, Equation, Term, build, example, look, parse
+from fissile.ir.types import F32, F64, DType, of
+from fissile.rewrite.pattern import Binding, Equation, Term, build, example, look, parse, parts
 from fissile.rewrite.rule import Rule
 from fissile.rewrite.rules import RULES
 from fissile.rewrite.saturate import saturate
 
 VARIABLES = ("x", "y", "z")
-UNARY = ("neg", "abs", "exp", "sqrt", "sigmoid", "tanh", "reciprocal", "sign")
+NUMBERS = (0.0, 1.0)
+UNARY = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "sigmoid", "tanh", "softplus")
 BINARY = ("add", "sub", "mul", "max", "min", "div")
 COMMUTE = ("add", "mul", "max", "min")
-MARKED = ("reduce_sum.a", "reduce_max.a", "reduce_mean.a", "transpose.p")
-SHAPE = (3, 4)  # of the values that tell terms apart
+WITH_NUMBERS = 2  # primitives of a term
+DEPTH = 2  # primitives of a term: of three there are 300 equations more, which no model writes
+IDLE = {"add": (0.0,), "sub": (0.0,), "mul": (0.0, 1.0), "div": (0.0, 1.0)}  # folded elsewhere
+MARKED = ("reduce_sum.a", "reduce_max.a", "reduce_min.a", "reduce_mean.a", "transpose.p")
+MARKED_BINARY = ("contract.m",)
+SIDE = 4  # of the matrices that tell terms apart
 TRIALS = 24
 CLOSE = 1e-10
+WORSE = 4.0  # error in float32 over the dearer side's
+ULP = 2e-6
 Array = np.ndarray
 
 
 def price(term: Term) -> float:
-    """Operations on one element, a reduction's halved: what it gives is smaller."""
+    """Operations on one element of a small matrix; what a reduction reads is larger than what it
+    gives."""
     if not term.prim:
         return 0.0
     row = PRIMS[term.prim]
     own = row.flops if row.kind is Kind.ELEMENTWISE else 1.0
+    if term.prim == "contract":
+        own = 2.0 * SIDE
     return own + sum(price(a) * (1.0 if not term.mark else 1.2) for a in term.args)
 
 
 # ---------------------------------------------------------------- terms
 
 
-def terms(depth: int = 3) -> Iterator[list[Term]]:
-    """Terms of 0, 1, ... primitives. Variables come in the order of their names."""
-    levels: list[list[Term]] = [[Term("", name=v) for v in VARIABLES]]
-    levels[0] += [Term("", number=n) for n in (0.0, 1.0)]
-    yield levels[0]
-    for size in range(1, depth + 1):
-        level = list(_unary(levels[size - 1]))
-        for left in range(size):
-            level += _binary(levels[left], levels[size - 1 - left])
-        level = [t for t in dict.fromkeys(level) if _in_order(t)]
-        levels.append(level)
-        yield level
+def extended(levels: Sequence[Sequence[Term]]) -> list[Term]:
+    """The terms of one primitive more, variables in the order of their names. `levels`: those of
+    0, 1, ... primitives that are worth building on."""
+    level = list(_unary(levels[-1]))
+    for left, lefts in enumerate(levels):
+        level += _binary(lefts, levels[len(levels) - 1 - left])
+    return [t for t in dict.fromkeys(level) if _in_order(t)]
 
 
 def _unary(args: Iterable[Term]) -> Iterator[Term]:
     for arg in args:
-        if not arg.variables:
-            continue
-        for name in UNARY:
-            yield Term(name, args=(arg,))
-        for marked in MARKED:
-            prim, _, mark = marked.partition(".")
-            yield Term(prim, mark, (arg,))
+        if arg.variables:
+            yield from (Term(name, args=(arg,)) for name in UNARY)
+            yield from (_marked(name, arg) for name in MARKED)
+
+
+def _marked(name: str, *args: Term) -> Term:
+    prim, _, mark = name.partition(".")
+    return Term(prim, mark, args)
 
 
 def _binary(lefts: Sequence[Term], rights: Sequence[Term]) -> Iterator[Term]:
     for a, b in itertools.product(lefts, rights):
-        if a.variables or b.variables:
-            for name in BINARY:
-                if name not in COMMUTE or str(a) <= str(b):
-                    yield Term(name, args=(a, b))
+        for name in BINARY:
+            idle = {a.number, b.number} & set(IDLE.get(name, ()))
+            ordered = name not in COMMUTE or str(a) <= str(b)
+            if (a.variables or b.variables) and ordered and not idle:
+                yield Term(name, args=(a, b))
+        if a.variables and b.variables:
+            yield from (_marked(name, a, b) for name in MARKED_BINARY)
 
 
 def _in_order(term: Term) -> bool:
@@ -114,68 +127,121 @@ def _computed(
     args = [_value(a, inputs, known) for a in term.args]
     if any(a is None for a in args):
         return None
-    attrs = {"a": {"axes": (1,)}, "p": {"perm": (1, 0)}}.get(term.mark, {})
+    attrs = {"a": {"axes": (1,)}, "p": {"perm": (1, 0)}, "m": {"spec": "ij,jk->ik"}}
     try:
         with np.errstate(all="ignore"):
-            return np.asarray(PRIMS[term.prim].evaluate(*args, **attrs)[0])
+            found = PRIMS[term.prim].evaluate(*args, **attrs.get(term.mark, {}))[0]
     except (ValueError, np.exceptions.AxisError):
         return None
+    return np.asarray(found)
 
 
-def proposals(report: Callable[[str], None]) -> list[Equation]:
+def _fingerprint(array: Array | None) -> tuple[object, ...] | None:
+    """None for values that are mostly no numbers, or that tell nothing: one number everywhere."""
+    if array is None:
+        return None
+    finite = array[np.isfinite(array)]
+    if finite.size <= array.size / 2 or np.ptp(finite) <= 1e-12 * np.abs(finite).max():
+        return None
+    digits = np.array([f"{x:.9g}" for x in array.reshape(-1) + 0.0])
+    return (array.shape, digits.tobytes())
+
+
+def proposals(depth: int, report: Callable[[str], None]) -> list[Equation]:
     """Terms of equal values, the dearer on the left; short ones first."""
     rng = np.random.default_rng(0)
-    inputs = {v: rng.integers(-6, 7, SHAPE).astype(np.float64) for v in VARIABLES}
+    inputs = {v: rng.integers(-6, 7, (SIDE, SIDE)).astype(np.float64) for v in VARIABLES}
     known: dict[Term, Array | None] = {}
     groups: dict[object, list[Term]] = {}
-    for size, level in enumerate(terms()):
+    levels = [[Term("", name=v) for v in VARIABLES] + [Term("", number=n) for n in NUMBERS]]
+    for term in levels[0][: len(VARIABLES)]:
+        groups[_fingerprint(inputs[term.name])] = [term]
+    for size in range(1, depth + 1):
+        level = extended(levels)
+        if size > WITH_NUMBERS:
+            level = [t for t in level if not t.has_numbers]
+        levels.append([])
         for term in level:
-            array = _value(term, inputs, known)
-            if array is None or not np.isfinite(array).mean() > 0.5:
+            key = _fingerprint(_value(term, inputs, known))
+            if key is None:
                 continue
-            digits = np.round(array, 9) + 0.0
-            groups.setdefault((array.shape, digits.tobytes()), []).append(term)
-        report(f"{len(level)} terms of {size} primitives, {len(groups)} values")
-    found: list[Equation] = []
-    for group in groups.values():
-        least = min(group, key=lambda t: (price(t), str(t)))
-        for term in group:
-            fits = least.variables <= term.variables and least.marks <= term.marks
-            if term.prim and fits and price(least) < price(term) - 1e-9:
-                found.append(Equation(term, least))
-    return sorted(found, key=lambda e: (len(str(e.left)), str(e)))
+            if key not in groups:
+                levels[-1].append(term)
+            groups.setdefault(key, []).append(term)
+        report(f"{len(level)} terms of {size} primitives, {len(levels[-1])} new values")
+    found = [e for group in groups.values() for e in _equations(group)]
+    return sorted(found, key=_generality)
+
+
+def _generality(equation: Equation) -> tuple[object, ...]:
+    """Few primitives first, variables before numbers."""
+    text = str(equation)
+    return text.count("("), sum(c.isdigit() for c in text), len(text), text
+
+
+def _equations(group: Sequence[Term]) -> Iterator[Equation]:
+    least = min(group, key=lambda t: (price(t), str(t)))
+    for term in group:
+        fits = least.variables <= term.variables and least.marks <= term.marks
+        if term.prim and fits and price(least) <= price(term) - 1:
+            yield Equation(term, least)
 
 
 # ---------------------------------------------------------------- proofs
 
 
 def holds(equation: Equation) -> bool:
-    """In float64, on shapes, axes and values of many kinds."""
-    for trial in range(TRIALS):
-        rng = np.random.default_rng(trial)
-        graph = _both(equation, rng)
-        if graph is None:
-            return False
-        special = rng.choice([0.0, -0.0, 1.0, -1.0, 0.5, 3.0], 6)
-        feeds = [
-            rng.choice(special, v.shape) if trial % 3 == 0 else rng.standard_normal(v.shape) * 3
-            for v in graph.inputs
-        ]
-        old, new = evaluate(graph, feeds, reference=True)
-        scale = float(np.abs(np.nan_to_num(old, posinf=0, neginf=0)).max(initial=1.0))
-        if old.shape != new.shape or not np.allclose(
-            new, old, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True
-        ):
-            return False
-    return True
+    """On shapes, axes and values of many kinds."""
+    return all(_holds(equation, np.random.default_rng(trial)) for trial in range(TRIALS))
 
 
-def _both(equation: Equation, rng: np.random.Generator) -> Graph | None:
+def _holds(equation: Equation, rng: np.random.Generator) -> bool:
+    graph = _both(equation, rng, F64)
+    if graph is None:
+        return False
+    special = rng.choice([0.0, -0.0, 1.0, -1.0, 0.5, 3.0], 6)
+    plain = rng.integers(3)
+    feeds = [
+        rng.standard_normal(v.shape) * 3 if plain else rng.choice(special, v.shape)
+        for v in graph.inputs
+    ]
+    old, new = evaluate(graph, feeds, reference=True)
+    scale = float(np.abs(np.nan_to_num(old, posinf=0, neginf=0)).max(initial=1.0))
+    if old.shape != new.shape or not np.allclose(
+        new, old, rtol=CLOSE, atol=CLOSE * scale, equal_nan=True
+    ):
+        return False
+    zero = (old == 0) & (new == 0)  # of the same sign: (x + k) - k may be there to round x
+    return bool(np.all(~zero | (np.signbit(old) == np.signbit(new)))) and _keeps(equation, rng)
+
+
+def _keeps(equation: Equation, rng: np.random.Generator) -> bool:
+    """In float32, numbers from 1e-4 to 1e4 among the inputs: the cheaper side is no worse."""
+    graph = _both(equation, rng, F32)
+    if graph is None or graph.outputs[0].type != graph.outputs[1].type:
+        return False
+    feeds = [
+        (rng.choice([-1.0, 1.0], v.shape) * 10 ** rng.uniform(-4, 4, v.shape)).astype(np.float32)
+        for v in graph.inputs
+    ]
+    right, _ = evaluate(graph, feeds, reference=True)
+    old, new = (a.astype(np.float64) for a in evaluate(graph, feeds))
+    with np.errstate(all="ignore"):
+        lost, own = np.abs(new - right), np.abs(old - right)
+        bound = WORSE * own + ULP * np.abs(right) + 1e-30
+        return bool(np.all((lost <= bound) | ~np.isfinite(right) | ~np.isfinite(old)))
+
+
+def _both(equation: Equation, rng: np.random.Generator, dtype: DType = F32) -> Graph | None:
     """A graph that gives both sides."""
-    shape = tuple(int(s) for s in rng.integers(1, 5, 3))
-    values = {v: placeholder(of(shape, F64)) for v in sorted(equation.left.variables)}
+    n, k = (int(s) for s in rng.integers(1, 5, 2))
+    values = {v: placeholder(of((n, k, k), dtype)) for v in sorted(equation.left.variables)}
     axes = tuple(sorted({int(a) for a in rng.integers(0, 3, 2)}))
-    attrs = {"a": {"axes": axes}, "p": {"perm": tuple(int(p) for p in rng.permutation(3))}}
+    attrs = {
+        "a": {"axes": axes},
+        "p": {"perm": tuple(int(p) for p in rng.permutation(3))},
+        "m": {"spec": "bij,bjk->bik"},
+    }
     binding = Binding(values, attrs)
     try:
         both = [
@@ -185,6 +251,29 @@ def _both(equation: Equation, rng: np.random.Generator) -> Graph | None:
         return None
     inputs = tuple(values.values())
     return Graph(inputs, tuple(both), tuple(values), ("old", "new"))
+
+
+def is_instance(equation: Equation) -> bool:
+    """Does it also hold with a variable in place of some term that both sides have?"""
+    shared = {t for t in parts(equation.left) if t.prim} & set(parts(equation.right))
+    shared -= {equation.left, equation.right}
+    free = next(v for v in "uvw" if v not in equation.left.variables)
+    general = (
+        Equation(*(_replaced(side, t, free) for side in (equation.left, equation.right)))
+        for t in shared
+    )
+    return any(e.right.variables <= e.left.variables and holds(e) for e in general)
+
+
+def _replaced(term: Term, old: Term, name: str) -> Term:
+    if term == old:
+        return Term("", name=name)
+    return replace(term, args=tuple(_replaced(a, old, name) for a in term.args))
+
+
+def is_order(equation: Equation) -> bool:
+    """Does it say which of two is the larger? Of long ones there are hundreds, of no use."""
+    return equation.left.prim in ("max", "min") and equation.right in equation.left.args
 
 
 def implied(equation: Equation, rules: Sequence[Rule]) -> bool:
@@ -202,15 +291,18 @@ def as_rule(equation: Equation) -> Rule:
     return Rule(str(equation), (left,), look(equation), example(equation), "search")
 
 
-def search(report: Callable[[str], None]) -> list[Equation]:
+def search(report: Callable[[str], None], depth: int = DEPTH) -> list[Equation]:
     """What the rules by hand lack."""
     rules = [r for r in RULES.values() if r.source != "search"]
-    proposed = proposals(report)
+    proposed = proposals(depth, report)
     report(f"{len(proposed)} equations proposed")
     found: list[Equation] = []
     for i, equation in enumerate(proposed):
         if i % 500 == 499:
             report(f"{i + 1} looked at, {len(found)} found")
+        long = sum(bool(t.prim) for t in parts(equation.left)) > WITH_NUMBERS
+        if long and (is_order(equation) or is_instance(equation)):
+            continue
         if holds(equation) and not implied(equation, rules):
             found.append(equation)
             rules.append(as_rule(equation))
@@ -218,7 +310,8 @@ def search(report: Callable[[str], None]) -> list[Equation]:
 
 
 def main() -> None:
-    found = search(lambda line: print(line, file=sys.stderr, flush=True))
+    depth = int(sys.argv[1]) if len(sys.argv) > 1 else DEPTH
+    found = search(lambda line: print(line, file=sys.stderr, flush=True), depth)
     print("# Written by `python -m fissile.rewrite.generate`.")
     for equation in found:
         assert str(parse(str(equation))) == str(equation)

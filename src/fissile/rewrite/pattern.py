@@ -42,6 +42,10 @@ class Term:
         return own.union(*(a.variables for a in self.args))
 
     @property
+    def has_numbers(self) -> bool:
+        return self.number is not None or any(a.has_numbers for a in self.args)
+
+    @property
     def marks(self) -> frozenset[str]:
         own = frozenset({self.mark} if self.mark else ())
         return own.union(*(a.marks for a in self.args))
@@ -178,11 +182,12 @@ def example(equation: Equation) -> Any:
 
 
 def _attrs(d: Draw, term: Term, mark: str, rank: int) -> Mapping[str, Any]:
-    prim = next(t.prim for t in _all(term) if t.mark == mark)
+    prim = next(t.prim for t in parts(term) if t.mark == mark)
     return {"perm": d.permutation(rank)} if prim == "transpose" else {"axes": (d.any((0, 1, 2)),)}
 
 
-def _all(term: Term) -> Iterator[Term]:
+def parts(term: Term) -> Iterator[Term]:
+    """The term and all below it."""
     yield term
     for a in term.args:
-        yield from _all(a)
+        yield from parts(a)

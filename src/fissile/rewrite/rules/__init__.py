@@ -9,6 +9,7 @@ from fissile.rewrite.rules import (
     layout,
     linear,
     products,
+    ranges,
     sums,
     turns,
     windows,
@@ -16,7 +17,8 @@ from fissile.rewrite.rules import (
 
 # importing them fills the table
 THEMES = (
-    convolutions, elementary, found, functions, layout, linear, products, sums, turns, windows,
+    convolutions, elementary, found, functions, layout, linear, products, ranges, sums,
+    turns, windows,
 )  # fmt: skip
 
 __all__ = ["RULES", "THEMES"]
