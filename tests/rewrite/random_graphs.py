@@ -311,12 +311,15 @@ def _conv(m: Maker) -> None:
 def _pool(m: Maker) -> None:
     x = m.value(rank=4)
     name = m.any(("window_max", "window_max", "window_sum"))
+    kernel = m.any(((2, 2), (3, 3), (1, 2)))
     if m.integer(0, 1):
         fill = -math.inf if name == "window_max" else 0.0
-        found = m.enter("pad", [x], lo=(0, 0, 1, 1), hi=(0, 0, 1, 1), mode="constant", value=fill)
+        around = (0, 0, *(int(k > 1) for k in kernel))
+        found = m.enter("pad", [x], lo=around, hi=around, mode="constant", value=fill)
         x = found if found is not None else x
-    m.enter(name, [x], kernel=m.any(((2, 2), (3, 3), (1, 2))), strides=m.any(((1, 1), (2, 2))),
-            dilations=(1, 1))  # fmt: skip
+        if found in m.values and fill < 0:  # sums of infinities are no algebra
+            m.values.remove(found)
+    m.enter(name, [x], kernel=kernel, strides=m.any(((1, 1), (2, 2))), dilations=(1, 1))
 
 
 STEPS: tuple[Callable[[Maker], None], ...] = (

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,14 +16,21 @@ from rewrite.random_graphs import random_graph
 import fissile
 from fissile.compile import offer
 from fissile.cost.model import Cost
+from fissile.ir import prims as p
 from fissile.ir.evaluate import evaluate
-from fissile.ir.graph import Graph
+from fissile.ir.graph import Graph, Value, placeholder
+from fissile.ir.layout import Token, row_major
+from fissile.ir.types import F32, of
 from fissile.kernels.candidate import Candidate
 from fissile.onnx.load import load
 from fissile.plan.order import arrange
 from fissile.rewrite.rules import RULES
+from fissile.select.highs import Model
 from fissile.select.pricing import Market
+from fissile.select.program import rows
+from fissile.select.solve import select
 from fissile.select.spellings import rewritten
+from fissile.select.tokens import Computation, Member, problem
 from fissile.select.weave import Woven
 
 GAP = 1e-3
@@ -60,6 +70,55 @@ def test_all_spellings_together_cost_no_more_than_any(seed):
         for t in c.needs:
             assert t in given or t.value in woven.graph.inputs
     arrange(woven.graph, chosen)  # there is an order in which they run
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_columns_of_derivations_keep_the_optimum(seed):
+    """They add rows that every set of kernels satisfies."""
+    graph, _ = random_graph(seed)
+    _, woven = offer(graph, 1)
+    plain = replace(woven, computation=replace(woven.computation, members={}))
+    (with_them, _), (without, _) = objective(woven), objective(plain)
+    assert with_them == pytest.approx(without, rel=2 * GAP)
+
+
+def test_columns_of_derivations_tighten_the_relaxation():
+    """q = neg(exp(w)), cheap, or as if it were tanh(sqrt(x)), dear. Half of exp and neg alone, half
+    of both as one kernel, and so half of w, is what the relaxation takes without them, as not every
+    solution needs exp."""
+    x = placeholder(of((4,), F32))
+    w, u = p.sin(x), p.sqrt(x)
+    v, other = p.exp(w), p.tanh(u)
+    q = p.neg(v)
+
+    def kernel(needs: Value, gives: Value, *values: Value) -> Any:
+        tokens = [(Token(w, row_major(1)),) for w in (needs, gives)]
+        nodes = tuple(w.node for w in values)
+        region = SimpleNamespace(nodes=nodes)
+        return SimpleNamespace(needs=tokens[0], gives=tokens[1], region=region, is_adapter=False)
+
+    kernels = [
+        kernel(x, w, w), kernel(w, v, v), kernel(v, q, q), kernel(w, q, v, q),
+        kernel(x, u, u), kernel(u, q, other),
+    ]  # fmt: skip
+    numbers = {w.node: 0, u.node: 1, v.node: 2, q.node: 3, other.node: 3}
+    edges = ((0, 2, w), (2, 3, v), (1, 3, u))
+    members = {
+        w.node: Member(0, "sin", ()), u.node: Member(1, "sqrt", ()),
+        v.node: Member(2, "exp", ((0, w),)), q.node: Member(3, "neg", ((2, v),)),
+        other.node: Member(3, "tanh", ((1, u),)),
+    }  # fmt: skip
+    bounds: list[float] = []
+    for known in ({}, members):
+        what = Computation((x,), (q,), numbers, edges, known)
+        asked = problem(what, kernels, [10.0, 1.0, 1.0, 2.0, 100.0, 1.0])
+        model = Model([c.cost for c in asked.columns], integral=False)
+        model.add([*rows(asked)])
+        found = model.solve_relaxation(10.0)
+        assert found is not None
+        bounds.append(found[2])
+        assert select(asked).objective == pytest.approx(12.0)
+    assert bounds[0] < 8.0 and bounds[1] == pytest.approx(12.0)
 
 
 def weights(*shape: int) -> np.ndarray:

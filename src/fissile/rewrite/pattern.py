@@ -138,7 +138,11 @@ def matches(c: Classes, term: Term, node: Node, binding: Binding) -> Iterator[Bi
 
 def _bound(c: Classes, term: Term, value: Value, binding: Binding) -> Iterator[Binding]:
     if term.number is not None:
-        if value.type.numel == 1 and c.is_fixed(value) and float(c.data(value)) == term.number:
+        if (
+            value.type.numel == 1
+            and c.is_fixed(value)
+            and float(c.data(value).reshape(())) == term.number
+        ):
             yield binding
     elif not term.prim:
         known = binding.values.get(term.name)

@@ -98,7 +98,8 @@ class Market:
             if d is not None:
                 for j in rivals:
                     reduced[j] = max(d, 0.0) + costs[j].us - costs[k].us
-        chosen = tuple(columns[i] for i in selected.chosen)
+        kernels = [i for i in selected.chosen if i < len(columns)]  # others are derivations
+        chosen = tuple(columns[i] for i in kernels)
         return Solved(chosen, tuple(reduced), tuple(costs), selected)
 
     def _columns(

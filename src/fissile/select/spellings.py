@@ -33,6 +33,7 @@ HEAVY = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
 GAP, SOLVE_S = 1e-3, 6.0
 MOST = 6  # spellings besides the graph itself
 NEAR = 1.05  # times the cheapest: what one that a single equation makes may cost
+ROUGHLY = 5e-3  # the gap of a favoured spelling: it is one of several
 FAVOUR = 0.5  # of the price of its members, so that they are chosen
 GROWTH = 2.0  # bytes of constants, over those of the graph
 
@@ -133,12 +134,15 @@ class Answer:
         return self.reduced.get(node, math.inf)
 
 
-def cheapest(c: Classes, price: Mapping[Node, float]) -> Answer:
-    """Members that give the outputs. Raises ValueError where there are none, which would be a fault
-    of the classes."""
+def cheapest(
+    c: Classes, price: Mapping[Node, float], gap: float = GAP, start: Collection[Node] = ()
+) -> Answer:
+    """Members that give the outputs. `start`: some that do. Raises ValueError where there are none,
+    which would be a fault of the classes."""
     members = list(price)
     problem = _problem(c, members, price)
-    found = select(problem, gap=GAP, time_limit=SOLVE_S)
+    known = [k for k, n in enumerate(members) if n in set(start)] if start else []
+    found = select(problem, gap=gap, time_limit=SOLVE_S, start=known)
     if found.status == "infeasible":
         raise ValueError("no members of the classes give the outputs")
     reduced = {n: d for n, d in zip(members, found.reduced, strict=False) if d is not None}
@@ -243,13 +247,14 @@ def best(found: Saturation, by: Profile, title: str = "cheapest") -> Spelling:
 
 
 def _best(
-    found: Saturation, price: Mapping[Node, float], title: str
-) -> tuple[Spelling | None, Answer]:
+    found: Saturation, price: Mapping[Node, float], title: str, gap: float = GAP,
+    start: Collection[Node] = (),
+) -> tuple[Spelling | None, Answer]:  # fmt: skip
     c, limit = found.classes, GROWTH * constant_bytes(found.classes.graph)
     dear = dict(price)
     for _ in range(8):
         try:
-            answer = cheapest(c, dear)
+            answer = cheapest(c, dear, gap, start)
             us = sum(price[n] for n in answer.nodes)
             spelling = spelled(c, answer.nodes, title, us)
         except OverflowError as fault:
@@ -281,8 +286,10 @@ def _large(c: Classes, node: Node) -> float:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """`simpler`: what was found by equations that always pay; `found`: by all, from there on."""
+    """`base`: the graph simplified. `simpler`: what was found by equations that always pay;
+    `found`: by all, from there on."""
 
+    base: Graph
     spellings: tuple[Spelling, ...]
     simpler: Saturation
     found: Saturation
@@ -295,7 +302,7 @@ class Rewriting:
 def rewritten(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Rewriting:
     """The spellings of a graph: simplified, of fewest operations, the cheapest, and others."""
     simpler, found = _saturated(graph, rules, exact, OURS)
-    return Rewriting(spellings(found), simpler, found)
+    return Rewriting(found.classes.graph, spellings(found), simpler, found)
 
 
 def counted(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Spelling:
@@ -362,7 +369,7 @@ def _favoured(
         if not any(answer.dearer_us(n) <= slack for n in own):
             continue
         better = {n: us * FAVOUR if n in own else us for n, us in price.items()}
-        spelling, other = _best(found, better, equation)
+        spelling, other = _best(found, better, equation, ROUGHLY, answer.nodes)
         if spelling is None or not own & set(other.nodes):
             continue
         us = sum(price[n] for n in other.nodes)

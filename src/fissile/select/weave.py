@@ -17,13 +17,14 @@ from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.layout import Token
 from fissile.kernels.candidate import Candidate
 from fissile.select.spellings import Spelling
-from fissile.select.tokens import Computation, computation
+from fissile.select.tokens import Computation, Member, computation
 
 
 @dataclass(frozen=True)
 class Woven:
-    """`base`: the first spelling. `graph` has the inputs and outputs, by the names of classes, and
-    the provenance of all nodes. `home`: the graph of a node; `equations`: those that made a node.
+    """`base`: the graph before it was spelled in several ways. `graph` has the inputs and outputs,
+    by the names of classes, and the provenance of all nodes. `home`: the graph of a node;
+    `equations`: those that made a node.
     `original[key]`: a candidate as its spelling has it, for lowering.
     """
 
@@ -36,18 +37,18 @@ class Woven:
     equations: Mapping[Node, str]
 
 
-def single(spelling: Spelling, candidates: Sequence[Candidate]) -> Woven:
+def single(spelling: Spelling, candidates: Sequence[Candidate], base: Graph) -> Woven:
     """Of one graph alone."""
     graph = spelling.graph
     home = dict.fromkeys(graph.primitives, graph)
     what = computation(graph)
-    return Woven(graph, graph, what, tuple(candidates), {}, home, spelling.equations)
+    return Woven(base, graph, what, tuple(candidates), {}, home, spelling.equations)
 
 
-def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]]) -> Woven:
+def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]], base: Graph) -> Woven:
     """All candidates of all spellings, the first of which holds every output."""
     if len(parts) == 1:
-        return single(*parts[0])
+        return single(*parts[0], base)
     names = _names(s for s, _ in parts)
     meaning = {v: k for s, _ in parts for v, k in s.classes.items()}
     named = {v: names[k] for v, k in meaning.items()}
@@ -78,8 +79,10 @@ def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]]) -> Woven:
         first.inputs, outputs, first.input_names, first.output_names, provenance, first.name
     )
     primitives = {n: numbers.setdefault(meaning[n.outputs[0]], len(numbers)) for n in home}
-    what = Computation(first.inputs, outputs, primitives, _edges(parts, primitives, named))
-    return Woven(first, graph, what, tuple(found.values()), original, home, equations)
+    edges = _edges(parts, primitives, named)
+    members = {n: _member(n, primitives, named) for n in home}
+    what = Computation(first.inputs, outputs, primitives, edges, members)
+    return Woven(base, graph, what, tuple(found.values()), original, home, equations)
 
 
 def _names(spellings: Iterable[Spelling]) -> dict[Value, Value]:
@@ -101,6 +104,11 @@ def _renamed(c: Candidate, named: Mapping[Value, Value]) -> Candidate:
         for tokens in (c.needs, c.gives)
     )
     return c if (needs, gives) == (c.needs, c.gives) else replace(c, needs=needs, gives=gives)
+
+
+def _member(n: Node, primitives: Mapping[Node, int], named: Mapping[Value, Value]) -> Member:
+    reads = {(primitives[v.node], named[v]): None for v in n.inputs if v.node in primitives}
+    return Member(primitives[n], n.prim, tuple(reads))
 
 
 def _edges(
