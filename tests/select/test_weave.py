@@ -25,12 +25,13 @@ from fissile.kernels.candidate import Candidate
 from fissile.onnx.load import load
 from fissile.plan.order import arrange
 from fissile.rewrite.rules import RULES
+from fissile.select.cuts import is_solution
 from fissile.select.highs import Model
 from fissile.select.pricing import Market
 from fissile.select.program import rows
 from fissile.select.solve import select
 from fissile.select.spellings import rewritten
-from fissile.select.tokens import Computation, Member, problem
+from fissile.select.tokens import Computation, Member, problem, with_derived
 from fissile.select.weave import Woven
 
 GAP = 1e-3
@@ -80,6 +81,18 @@ def test_columns_of_derivations_keep_the_optimum(seed):
     plain = replace(woven, computation=replace(woven.computation, members={}))
     (with_them, _), (without, _) = objective(woven), objective(plain)
     assert with_them == pytest.approx(without, rel=2 * GAP)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_known_set_of_kernels_is_a_start(seed):
+    """With the derivations that it makes it gives all outputs."""
+    _, woven = offer(random_graph(seed)[0], 1)
+    prices = [price(c).us for c in woven.candidates]
+    whole = problem(woven.computation, woven.candidates, prices)
+    _, chosen = objective(woven)
+    kernels = [woven.candidates.index(c) for c in chosen]
+    known = with_derived(whole, kernels, len(woven.candidates))
+    assert is_solution(whole, known) and set(kernels) <= set(known)
 
 
 def test_columns_of_derivations_tighten_the_relaxation():

@@ -22,7 +22,7 @@ from fissile.ir.graph import Graph
 from fissile.kernels.candidate import Candidate
 from fissile.select.memory import Asked, Memory, solved
 from fissile.select.solve import Selected
-from fissile.select.tokens import Computation, problem
+from fissile.select.tokens import Computation, problem, with_derived
 
 Share = Callable[[Candidate], float]
 
@@ -91,7 +91,7 @@ class Market:
             [self.uses[k] for k in columns],
             len(self.limits),
         )
-        known = self._start(start, best)
+        known = with_derived(program, self._start(start, best), len(columns))
         selected = solved(program, Asked(gap, limit_s, self.once), known, self.memory)
         reduced: list[float | None] = [None] * len(self.candidates)
         for (k, rivals), d in zip(best, selected.reduced, strict=False):

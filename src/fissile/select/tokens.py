@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fissile.ir.graph import Graph, Node, Value
 from fissile.ir.layout import Token, row_major
 from fissile.kernels.candidate import Candidate
+from fissile.select.cuts import executable_order
 from fissile.select.program import Column, Problem, required
 
 
@@ -142,6 +143,19 @@ def with_derivations(
         value_of=(*problem.value_of, *range(last + 1, last + 1 + len(tokens))),
         producer=(*problem.producer, *(None for _ in tokens)),
     )
+
+
+def with_derived(problem: Problem, kernels: Sequence[int], count: int) -> list[int]:
+    """A set of the first `count` columns with what they derive: of each class the first member."""
+    if not kernels:
+        return []
+    known = list(kernels)
+    there: set[int] = set()
+    for k in executable_order(problem, [*kernels, *range(count, len(problem.columns))]):
+        if k >= count and not problem.columns[k].gives <= there:
+            known.append(k)
+            there |= problem.columns[k].gives
+    return known
 
 
 def _open(what: Computation, always: frozenset[int]) -> frozenset[int]:

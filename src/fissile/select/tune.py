@@ -38,7 +38,7 @@ ENOUGH = 4e-3  # of the incumbent: less is not worth a measurement
 QUICK_GAP, INCUMBENT_GAP, FINAL_GAP = 3e-3, 1e-3, 1e-4
 QUICK_S, INCUMBENT_S, FINAL_S = 10.0, 5.0, 20.0
 LEAST_SOLVING_S = 2.0
-UNTUNED_S = 25.0  # for the one solution without a budget
+UNTUNED_GAP, UNTUNED_S = 1e-3, 25.0  # for the one solution without a budget
 
 
 class Lowers(Protocol):
@@ -174,8 +174,8 @@ class _Tuning:
     def final(self) -> Selection:
         """Solve once more, with some distrust of what nobody measured."""
         self.progress("solving", 1.0, 0.0)
-        limit_s = FINAL_S if self.budget_s else UNTUNED_S
-        solved = self._solve(CAUTION, FINAL_GAP, limit_s, self.incumbent)
+        gap, limit_s = (FINAL_GAP, FINAL_S) if self.budget_s else (UNTUNED_GAP, UNTUNED_S)
+        solved = self._solve(CAUTION, gap, limit_s, self.incumbent)
         end = solved.selected
         if end.status == "infeasible":
             raise ValueError("no set of candidates gives the outputs")
