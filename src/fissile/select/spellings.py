@@ -29,10 +29,18 @@ from fissile.select.solve import select
 
 SOURCES = ("input", "constant")
 FEWEST = "fewest operations"
+EPILOGUE = 0.2  # of its price: what a runtime pays for a bias
 HEAVY = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
 GAP, SOLVE_S = 1e-3, 6.0
 MOST = 6  # spellings besides the graph itself
 NEAR = 1.05  # times the cheapest: what one that a single equation makes may cost
+LINE = 1.1  # what a runtime pays for a convolution along one axis, over two
+LEFT = 1.02  # what a runtime pays for weights on the left, which take no bias along
+EARLY = "f(view(x), k) = view(f(x, k'))"  # the equation that brings a bias to its product
+EXACT, EXACT_S = (
+    1e-6,
+    25.0,
+)  # the gap where nobody chooses again: a bias in its place is worth a little
 ROUGHLY = 5e-3  # the gap of a favoured spelling: it is one of several
 FAVOUR = 0.5  # of the price of its members, so that they are chosen
 GROWTH = 2.0  # bytes of constants, over those of the graph
@@ -55,7 +63,7 @@ class Profile:
 
 
 OURS = Profile()
-OTHERS = Profile(windows=1.0, near=0.5, views=1.0, call_us=2.0, matmul=True)
+OTHERS = Profile(windows=1.0, near=0.5, views=0.4, call_us=2.0, matmul=True)
 COUNTS = Profile(bytes_per_us=1e9, windows=1.0, near=0.0, views=0.0, call_us=1e-3)
 
 
@@ -85,7 +93,8 @@ def price_us(c: Classes, node: Node, by: Profile) -> float:
     numel, elements = node.outputs[0].type.numel, sum(v.type.numel for v in node.inputs)
     if kind(node) is Kind.ELEMENTWISE:
         compute = PRIMS[node.prim].flops * numel / by.mults_per_us
-        return by.call_us + max(compute, by.near * out / by.bytes_per_us)
+        share = EPILOGUE if by.matmul and _is_bias(c, node) else 1.0
+        return share * by.call_us + max(compute, share * by.near * out / by.bytes_per_us)
     if kind(node) is Kind.WINDOW:
         taps = sum(node.attrs["kernel"]) if node.prim == "window_max" else 1
         return by.call_us + (taps * numel + elements) / by.mults_per_us + out / by.bytes_per_us
@@ -97,12 +106,31 @@ def price_us(c: Classes, node: Node, by: Profile) -> float:
     return by.call_us + share * out / by.bytes_per_us
 
 
+def _is_bias(c: Classes, node: Node) -> bool:
+    """Of a product or convolution along its channels, which a runtime adds at once."""
+    if node.prim != "add":
+        return False
+    for x, b in (node.inputs, node.inputs[::-1]):
+        for m in c.members(x, "contract", "conv") if c.is_fixed(b) else ():
+            channels = x.rank - 1 if m.prim == "contract" else 1
+            extents = (1,) * (x.rank - b.rank) + b.shape
+            plain = m.prim == "conv" or not moved_bytes(m, c.is_fixed)
+            if plain and all(s == 1 for a, s in enumerate(extents) if a != channels):
+                return True
+    return False
+
+
 def _linear_us(c: Classes, node: Node, by: Profile) -> float:
     if node.prim == "contract":
         p = product(node)
-        return product_work(c, p.a, p.b) / by.mults_per_us
+        last = p.out[-1] if p.out else None
+        left = any(c.is_fixed(o.value) and last not in o.labels for o in (p.a, p.b))
+        share = LEFT if by.matmul and left else 1.0
+        return share * product_work(c, p.a, p.b) / by.mults_per_us
     x, w = node.inputs
     work = conv_work(x.shape, w.shape, node.value.shape)
+    if by.matmul and x.rank == 3:
+        work *= LINE
     a = node.attrs
     fast = a["groups"] == 1 and w.shape[2:] == (3, 3) and {*a["dilations"]} == {1}
     if fast and min(w.shape[:2]) >= 16:
@@ -142,7 +170,8 @@ def cheapest(
     members = list(price)
     problem = _problem(c, members, price)
     known = [k for k, n in enumerate(members) if n in set(start)] if start else []
-    found = select(problem, gap=gap, time_limit=SOLVE_S, start=known)
+    limit_s = EXACT_S if gap == EXACT else SOLVE_S
+    found = select(problem, gap=gap, time_limit=limit_s, start=known)
     if found.status == "infeasible":
         raise ValueError("no members of the classes give the outputs")
     reduced = {n: d for n, d in zip(members, found.reduced, strict=False) if d is not None}
@@ -239,10 +268,10 @@ def constant_bytes(graph: Graph) -> int:
     return sum(n.value.type.size_bytes for n in graph.nodes if n.prim == "constant")
 
 
-def best(found: Saturation, by: Profile, title: str = "cheapest") -> Spelling:
+def best(found: Saturation, by: Profile, title: str = "cheapest", gap: float = GAP) -> Spelling:
     """The cheapest spelling whose constants do not outgrow those of the graph by `GROWTH`; the
     graph itself where there is none."""
-    spelling, _ = _best(found, prices(found.classes, by), title)
+    spelling, _ = _best(found, prices(found.classes, by), title, gap)
     return spelling or itself(found.classes)
 
 
@@ -312,9 +341,14 @@ def counted(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Spellin
 
 
 def for_runtimes(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Graph:
-    """The cheapest spelling where a runtime executes one operator after another."""
+    """The cheapest spelling where a runtime executes one operator after another. A second look at
+    what was chosen brings each bias to its product, past reshapes: a price for it in the first
+    would have to know which member of the class is chosen."""
+    rules = tuple(rules)
     _, found = _saturated(graph, [r for r in rules if not r.ours], exact, OTHERS)
-    return best(found, OTHERS).graph
+    chosen = best(found, OTHERS, gap=EXACT).graph
+    early = saturate(chosen, [r for r in rules if r.equation == EARLY], exact)
+    return best(early, OTHERS, gap=EXACT).graph
 
 
 def _saturated(

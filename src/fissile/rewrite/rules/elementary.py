@@ -37,6 +37,11 @@ def is_number(c: Classes, v: Value, wanted: float) -> bool:
     return found is not None and found == float(np.asarray(wanted, v.type.dtype.numpy))
 
 
+def is_shared(c: Classes, v: Value) -> bool:
+    """Do several primitives of the graph itself read it?"""
+    return sum(not c.origin[u].equation for u in c.users(v)) > 1
+
+
 def _pair(d: Draw) -> tuple[Value, Value, Value]:
     n, k = d.extents(2)
     return d.value(n, k), d.weights(k), d.weights(n, 1)
@@ -83,6 +88,9 @@ def _gathered(c: Classes, node: Node, prim: str) -> Iterator[Value | No]:
     if (outer := fixed_operand(c, node)) is None:
         return
     y, b = outer
+    if is_shared(c, y):
+        yield No("the inner one is computed anyway")
+        return
     for inner in c.members(y, prim):
         if (found := fixed_operand(c, inner)) is not None:
             x, a = found
@@ -111,6 +119,9 @@ def shift_and_factor(c: Classes, node: Node) -> Found:
     if (outer := fixed_operand(c, node)) is None:
         return
     y, b = outer
+    if is_shared(c, y):
+        yield No("the sum is computed anyway")
+        return
     for inner in c.members(y, "add", "sub"):
         if (found := fixed_operand(c, inner)) is None:
             continue

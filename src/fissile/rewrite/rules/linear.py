@@ -139,6 +139,9 @@ def scaled(c: Classes, node: Node) -> Found:
             if (found := fixed_operand(c, inner)) is None:
                 continue
             x, s = found
+            if _is_twice_gelu(c, x):
+                yield No("a Gelu is known by its half, which is no work")
+                continue
             s = along(s, p.a.labels, (), x.shape)
             own = [i for i in s.labels if i not in p.b.labels]
             if c.is_fixed(p.b.value) and not own:
@@ -148,6 +151,15 @@ def scaled(c: Classes, node: Node) -> Found:
                 yield multiply(Named(x, p.a.labels), p.b, p.out) * placed(s, p.out)
             else:
                 yield No("the factor belongs to axes of both operands")
+
+
+def _is_twice_gelu(c: Classes, x: Value) -> bool:
+    """x (1 + erf(x k))"""
+    return any(
+        c.members(v, "erf")
+        for outer in c.members(x, "mul") for y in outer.inputs
+        for inner in c.members(y, "add") for v in inner.inputs
+    )  # fmt: skip
 
 
 def _times(w: Named, s: Named) -> Named:
@@ -179,9 +191,16 @@ def _divided(d: Draw) -> Value:
     return contract(x, d.value(k, m), "nk,km->nm")
 
 
-@rule("(x / d) w = (x w) / d", "contract", example=_divided, source="Korch, Fig. 2")
+@rule(
+    "(x / d) w = (x w) / d",
+    "contract",
+    example=_divided,
+    source="Korch, Fig. 2",
+    ours=True,
+)
 def divided(c: Classes, node: Node) -> Found:
-    """d is the same for all that a sum adds up, and the result is no larger than x."""
+    """d is the same for all that a sum adds up, and the result is no larger than x. Runtimes have a
+    Softmax, which this takes apart."""
     for p in both_ways(node):
         for inner in c.members(p.a.value, "div", "mul"):
             for x, d in _factors(inner):
@@ -223,6 +242,7 @@ def _sum_beside(d: Draw) -> Value:
     "reduce_sum",
     example=_sum_beside,
     source="Korch, Fig. 9",
+    ours=True,
 )
 def sum_beside(c: Classes, node: Node) -> Found:
     """The sum is one more column, of ones, which a padding adds."""

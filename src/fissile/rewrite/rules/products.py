@@ -407,8 +407,11 @@ def one_tap(c: Classes, node: Node) -> Found:
 
 
 def _as_conv(d: Draw) -> Value:
-    x = d.value(d.extent(), d.extent(), d.extent(), d.extent())
-    return contract(x, d.weights(d.extent(), x.shape[1]), "nchw,mc->nmhw")
+    n, k, m, h, w = d.extent(), *d.extents(4)
+    spec, shape = d.any((
+        ("nchw,mc->nmhw", (n, k, h, w)), ("nhwc,mc->nmhw", (n, h, w, k)), ("nlc,mc->ml", (1, h, k)),
+    ))  # fmt: skip
+    return contract(d.value(*shape), d.weights(m, k), spec)
 
 
 @rule(
@@ -419,16 +422,49 @@ def _as_conv(d: Draw) -> Value:
     exact=True,
 )
 def as_conv(c: Classes, node: Node) -> Found:
-    """Which targets and runtimes know best."""
+    """Which targets and runtimes know best. Where the channels of x are not its second axis, a
+    transpose moves them: of x and not of the result, which is larger or is asked for like that."""
     for p in both_ways(node):
         x, w = p.a, p.b
         if x.value.rank not in (3, 4, 5) or w.value.rank != 2 or not c.is_fixed(w.value):
             continue
         own = [i for i in w.labels if i not in x.labels]
-        if len(own) != 1 or p.out != (x.labels[0], own[0], *x.labels[2:]):
+        rest = [i for i in x.labels if i not in w.labels]
+        if len(own) != 1 or len(rest) != x.value.rank - 1:
             continue
-        if x.labels[1] not in w.labels:
+        extents = dict(zip(x.labels, x.value.shape, strict=True))
+        kept = [i for i in (rest[0], own[0], *rest[1:]) if i in p.out or extents.get(i) != 1]
+        if list(p.out) != kept:
             continue
+        order = [rest[0], next(i for i in x.labels if i in w.labels), *rest[1:]]
+        images = transpose(x.value, [x.labels.index(i) for i in order])
         matrix = w.value if w.labels[0] == own[0] else transpose(w.value, (1, 0))
         ones = (1,) * (x.value.rank - 2)
-        yield conv(x.value, reshape(matrix, (*matrix.shape, *ones)), ones, ones)
+        y = conv(images, reshape(matrix, (*matrix.shape, *ones)), ones, ones)
+        yield reshape(y, node.value.shape)
+
+
+def _pixels_split(d: Draw) -> Value:
+    n, k, m, h, w = d.extent(), *d.extents(4)
+    y = conv(d.value(n, k, h * w), d.weights(m, k, 1), (1,), (1,))
+    return reshape(y, (n, m, h, w))
+
+
+@rule(
+    "reshape(conv 1x1(x)) = conv 1x1(reshape(x)), of pixels",
+    "reshape",
+    example=_pixels_split,
+    source="groups of axes",
+    exact=True,
+)
+def pixels_split(c: Classes, node: Node) -> Found:
+    """A line of pixels is a map: what knows convolutions knows those over two axes best."""
+    if node.value.rank != 4:
+        return
+    for inner in c.members(node.inputs[0], "conv"):
+        x, w = inner.inputs
+        line = inner.value.rank == 3 and node.value.shape[:2] == inner.value.shape[:2]
+        plain = inner.attrs["groups"] == 1 and inner.attrs["strides"] == (1,)
+        if line and plain and w.shape[2:] == (1,):
+            maps = reshape(x, (*x.shape[:2], *node.value.shape[2:]))
+            yield conv(maps, reshape(w, (*w.shape, 1)), (1, 1), (1, 1))
