@@ -9,7 +9,18 @@ import pytest
 
 from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, Value, placeholder
-from fissile.ir.prims import concat, constant, contract, conv, make, maximum, pad, window
+from fissile.ir.prims import (
+    clip,
+    concat,
+    constant,
+    contract,
+    conv,
+    make,
+    maximum,
+    pad,
+    tanh,
+    window,
+)
 from fissile.ir.types import F16, F32, I8, I32, U8, DType, of
 from fissile.rewrite.rules import RULES
 from fissile.rewrite.saturate import saturate
@@ -104,6 +115,15 @@ def test_outputs_that_are_inputs_or_constants():
     x = placeholder(of((2, 3)))
     g = graph(x, constant([1.0, 2.0]), x * 1.0, make("neg", [make("neg", [x])[0]])[0])
     same_bits(g, [rng.standard_normal((2, 3)).astype(np.float32)])
+
+
+def test_a_clip_whose_bounds_are_swapped_gives_the_upper_one():
+    """clip(x, 5, 1) is 1, so max(clip(x, 5, 1), 3) is 3, and clip(x, 5, 1) is not max(x, 5)."""
+    x = placeholder(of((4,)))
+    swapped = clip(x, constant(np.float32(5)), constant(np.float32(1)))
+    bounded = clip(tanh(x), constant(np.float32(7)), constant(np.float32(2)))
+    g = graph(maximum(swapped, 3.0), bounded)
+    same_bits(g, [np.array([-9, 0.5, 2, 9], np.float32)])
 
 
 def test_empty_tensors():

@@ -59,7 +59,8 @@ def _of(c: Classes, node: Node, deep: int) -> Range:
     if prim == "min":
         return min(lows), min(highs)
     if prim == "clip":
-        return max(lows[0], lows[1]), min(highs[0], highs[2])
+        low, high = (max(ends[:2]) for ends in (lows, highs))
+        return min(low, lows[2]), min(high, highs[2])  # where a > b it is b
     if prim == "neg":
         return -highs[0], -lows[0]
     if prim == "add":
@@ -118,5 +119,5 @@ def within(c: Classes, node: Node) -> Found:
         yield x
     elif above:
         yield minimum(x, b)
-    elif below:
+    elif below and range_of(c, a)[1] <= range_of(c, b)[0]:
         yield maximum(x, a)
