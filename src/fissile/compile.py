@@ -253,7 +253,7 @@ def offer(
     `accuracy` allows."""
     stages = stages or Stages()
     on = partial(Cpu, threads=threads, without=without, error=most_error(accuracy), blocks=blocks)
-    base, found = stages.observe("rewrite", spelt(graph, accuracy, without))
+    found = stages.observe("rewrite", spelt(graph, accuracy, without))
     cpu = on(found[0].graph)
     targets = [cpu, *(on(s.graph, like=cpu) for s in found[1:])]
     regions = [identify(c.graph, c.limits, c.admissible) for c in targets]
@@ -262,24 +262,20 @@ def offer(
         ablated(c.graph, implement(c.graph, c, some, stages.progress), without, c.last_resorts)
         for c, some in zip(targets, regions, strict=True)
     ]
-    woven = weave(list(zip(found, offers, strict=True)), base)
+    woven = weave(list(zip(found, offers, strict=True)))
     stages.observe("implement", woven.candidates)
     cpu.originals = woven.original
     return cpu, woven
 
 
-def spelt(
-    graph: Graph, accuracy: str, without: Collection[str]
-) -> tuple[Graph, tuple[Spelling, ...]]:
-    """The graph, simplified, and the ways to compute it that the selection may choose among."""
+def spelt(graph: Graph, accuracy: str, without: Collection[str]) -> tuple[Spelling, ...]:
+    """The ways to compute a graph that the selection may choose among."""
     if "rewrites" in without:
-        return graph, (as_given(graph),)
+        return (as_given(graph),)
     exact = accuracy == "exact"
     if {"joint", "program"} & set(without):
-        spelling = counted(graph, RULES.values(), exact)
-        return spelling.graph, (spelling,)
-    made = rewritten(graph, RULES.values(), exact)
-    return made.base, made.spellings
+        return (counted(graph, RULES.values(), exact),)
+    return rewritten(graph, RULES.values(), exact).spellings
 
 
 def tune_(*arguments: Any) -> Selection:

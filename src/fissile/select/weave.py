@@ -22,9 +22,8 @@ from fissile.select.tokens import Computation, Member, computation
 
 @dataclass(frozen=True)
 class Woven:
-    """`base`: the graph before it was spelled in several ways. `graph` has the inputs and outputs,
-    by the names of classes, and the provenance of all nodes. `home`: the graph of a node;
-    `equations`: those that made a node.
+    """`base`: the first spelling. `graph` has the inputs and outputs, by the names of classes, and
+    the provenance of all nodes. `home`: the graph of a node; `equations`: those that made a node.
     `original[key]`: a candidate as its spelling has it, for lowering.
     """
 
@@ -37,18 +36,18 @@ class Woven:
     equations: Mapping[Node, str]
 
 
-def single(spelling: Spelling, candidates: Sequence[Candidate], base: Graph) -> Woven:
+def single(spelling: Spelling, candidates: Sequence[Candidate]) -> Woven:
     """Of one graph alone."""
     graph = spelling.graph
     home = dict.fromkeys(graph.primitives, graph)
     what = computation(graph)
-    return Woven(base, graph, what, tuple(candidates), {}, home, spelling.equations)
+    return Woven(graph, graph, what, tuple(candidates), {}, home, spelling.equations)
 
 
-def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]], base: Graph) -> Woven:
+def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]]) -> Woven:
     """All candidates of all spellings, the first of which holds every output."""
     if len(parts) == 1:
-        return single(*parts[0], base)
+        return single(*parts[0])
     names = _names(s for s, _ in parts)
     meaning = {v: k for s, _ in parts for v, k in s.classes.items()}
     named = {v: names[k] for v, k in meaning.items()}
@@ -82,7 +81,7 @@ def weave(parts: Sequence[tuple[Spelling, Sequence[Candidate]]], base: Graph) ->
     edges = _edges(parts, primitives, named)
     members = {n: _member(n, primitives, named) for n in home}
     what = Computation(first.inputs, outputs, primitives, edges, members)
-    return Woven(base, graph, what, tuple(found.values()), original, home, equations)
+    return Woven(first, graph, what, tuple(found.values()), original, home, equations)
 
 
 def _names(spellings: Iterable[Spelling]) -> dict[Value, Value]:
