@@ -6,10 +6,9 @@ Terms of up to DEPTH primitives are enumerated and told apart by their values on
 numbers. A term of more is made of the cheapest of each value only, so that what follows from a
 shorter equation is never seen. Where two terms agree and one is cheaper, an equation is proposed;
 it is verified in float64 on many shapes and values, zeros of both signs, equal, negative and
-infinite numbers and none among them,
-and in float32 on large and small ones, where it must not lose what the dearer side keeps; and it is
-dropped where the rules that are known by then already put both sides in one class. What is left
-joins the rules.
+infinite numbers and NaN among them, and in float32 on large and small ones, where it must not lose
+what the dearer side keeps; and it is dropped where the rules that are known by then already put
+both sides in one class. What is left joins the rules.
 """
 
 from __future__ import annotations

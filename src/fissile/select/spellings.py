@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from fissile.cost.model import flops
 from fissile.ir.graph import Graph, Node, Value, intern
@@ -31,17 +32,11 @@ SOURCES = ("input", "constant")
 FEWEST = "fewest operations"
 EPILOGUE = 0.2  # of its price: what a runtime pays for a bias
 HEAVY = (Kind.LINEAR, Kind.WINDOW, Kind.REDUCE)
-GAP, SOLVE_S = 1e-3, 6.0
 MOST = 6  # spellings besides the graph itself
 NEAR = 1.05  # times the cheapest: what one that a single equation makes may cost
 LINE = 1.1  # what a runtime pays for a convolution along one axis, over two
 LEFT = 1.02  # what a runtime pays for weights on the left, which take no bias along
 EARLY = "f(view(x), k) = view(f(x, k'))"  # the equation that brings a bias to its product
-EXACT, EXACT_S = (
-    1e-6,
-    25.0,
-)  # the gap where nobody chooses again: a bias in its place is worth a little
-ROUGHLY = 5e-3  # the gap of a favoured spelling: it is one of several
 FAVOUR = 0.5  # of the price of its members, so that they are chosen
 GROWTH = 2.0  # bytes of constants, over those of the graph
 
@@ -61,6 +56,17 @@ class Profile:
     call_us: float = 0.2
     matmul: bool = False
 
+
+class Effort(NamedTuple):
+    """How far a program is solved."""
+
+    gap: float
+    seconds: float
+
+
+USUAL = Effort(1e-3, 6.0)
+ROUGH = Effort(5e-3, 6.0)  # of a favoured spelling, which is one of several
+EXACT = Effort(1e-6, 25.0)  # where nobody chooses again: a bias in its place is worth a little
 
 OURS = Profile()
 OTHERS = Profile(windows=1.0, near=0.5, views=0.4, call_us=2.0, matmul=True)
@@ -163,15 +169,14 @@ class Answer:
 
 
 def cheapest(
-    c: Classes, price: Mapping[Node, float], gap: float = GAP, start: Collection[Node] = ()
+    c: Classes, price: Mapping[Node, float], effort: Effort = USUAL, start: Collection[Node] = ()
 ) -> Answer:
     """Members that give the outputs. `start`: some that do. Raises ValueError where there are none,
     which would be a fault of the classes."""
     members = list(price)
     problem = _problem(c, members, price)
     known = [k for k, n in enumerate(members) if n in set(start)] if start else []
-    limit_s = EXACT_S if gap == EXACT else SOLVE_S
-    found = select(problem, gap=gap, time_limit=limit_s, start=known)
+    found = select(problem, gap=effort.gap, time_limit=effort.seconds, start=known)
     if found.status == "infeasible":
         raise ValueError("no members of the classes give the outputs")
     reduced = {n: d for n, d in zip(members, found.reduced, strict=False) if d is not None}
@@ -268,22 +273,24 @@ def constant_bytes(graph: Graph) -> int:
     return sum(n.value.type.size_bytes for n in graph.nodes if n.prim == "constant")
 
 
-def best(found: Saturation, by: Profile, title: str = "cheapest", gap: float = GAP) -> Spelling:
+def best(
+    found: Saturation, by: Profile, title: str = "cheapest", effort: Effort = USUAL
+) -> Spelling:
     """The cheapest spelling whose constants do not outgrow those of the graph by `GROWTH`; the
     graph itself where there is none."""
-    spelling, _ = _best(found, prices(found.classes, by), title, gap)
+    spelling, _ = _best(found, prices(found.classes, by), title, effort)
     return spelling or itself(found.classes)
 
 
 def _best(
-    found: Saturation, price: Mapping[Node, float], title: str, gap: float = GAP,
+    found: Saturation, price: Mapping[Node, float], title: str, effort: Effort = USUAL,
     start: Collection[Node] = (),
 ) -> tuple[Spelling | None, Answer]:  # fmt: skip
     c, limit = found.classes, GROWTH * constant_bytes(found.classes.graph)
     dear = dict(price)
     for _ in range(8):
         try:
-            answer = cheapest(c, dear, gap, start)
+            answer = cheapest(c, dear, effort, start)
             us = sum(price[n] for n in answer.nodes)
             spelling = spelled(c, answer.nodes, title, us)
         except OverflowError as fault:
@@ -315,10 +322,8 @@ def _large(c: Classes, node: Node) -> float:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """`base`: the graph simplified. `simpler`: what was found by equations that always pay;
-    `found`: by all, from there on."""
+    """`simpler`: what was found by equations that always pay; `found`: by all, from there on."""
 
-    base: Graph
     spellings: tuple[Spelling, ...]
     simpler: Saturation
     found: Saturation
@@ -331,7 +336,7 @@ class Rewriting:
 def rewritten(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Rewriting:
     """The spellings of a graph: simplified, of fewest operations, the cheapest, and others."""
     simpler, found = _saturated(graph, rules, exact, OURS)
-    return Rewriting(found.classes.graph, spellings(found), simpler, found)
+    return Rewriting(spellings(found), simpler, found)
 
 
 def counted(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Spelling:
@@ -346,9 +351,9 @@ def for_runtimes(graph: Graph, rules: Iterable[Rule], exact: bool = False) -> Gr
     would have to know which member of the class is chosen."""
     rules = tuple(rules)
     _, found = _saturated(graph, [r for r in rules if not r.ours], exact, OTHERS)
-    chosen = best(found, OTHERS, gap=EXACT).graph
+    chosen = best(found, OTHERS, effort=EXACT).graph
     early = saturate(chosen, [r for r in rules if r.equation == EARLY], exact)
-    return best(early, OTHERS, gap=EXACT).graph
+    return best(early, OTHERS, effort=EXACT).graph
 
 
 def _saturated(
@@ -403,7 +408,7 @@ def _favoured(
         if not any(answer.dearer_us(n) <= slack for n in own):
             continue
         better = {n: us * FAVOUR if n in own else us for n, us in price.items()}
-        spelling, other = _best(found, better, equation, ROUGHLY, answer.nodes)
+        spelling, other = _best(found, better, equation, ROUGH, answer.nodes)
         if spelling is None or not own & set(other.nodes):
             continue
         us = sum(price[n] for n in other.nodes)

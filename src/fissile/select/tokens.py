@@ -102,7 +102,6 @@ def with_derivations(
     These are the rows `cover` and `edges` under a condition, and without them the relaxation mixes
     halves of kernels of several spellings. They are `needs` of tokens that nothing else reads.
     Every set of kernels that runs has such members: of each class the first to be executed."""
-    numbers = sorted({m.number for m in what.members.values()})
     always = _always(what, problem.live)
     open_ = _open(what, always)
     keys = {m: i for i, m in enumerate(dict.fromkeys(what.members.values())) if m.number in open_}
@@ -116,13 +115,13 @@ def with_derivations(
     columns: list[Column] = []
     for m, i in keys.items():
         needs = [token("executed", i)]
-        for p, v in dict.fromkeys(m.reads):
+        for p, v in m.reads:
             needs.append(token("read", i, v))
             readers.setdefault(v, []).append(token("read", i, v))
             if p in open_:
                 needs.append(token("class", p))
         gives = token("class", m.number)
-        own = max(numbers) + 1 + i  # a primitive that is not live
+        own = max(problem.live) + 1 + i  # a primitive that is not live
         columns.append(Column(0.0, frozenset({own}), frozenset(needs), frozenset({gives})))
     kernels: list[Column] = []
     for column, c in zip(problem.columns, candidates, strict=True):
