@@ -14,8 +14,8 @@ from fissile.ir.types import F32, of
 from fissile.rewrite.rules import RULES
 from fissile.rewrite.saturate import Saturation, saturate
 from fissile.select.spellings import (
-    GAP,
     OURS,
+    USUAL,
     as_given,
     best,
     cheapest,
@@ -88,7 +88,7 @@ def test_the_cheapest_is_the_cheapest():
             continue
         price = prices(found.classes, OURS)
         got = sum(price[n] for n in cheapest(found.classes, price).nodes)
-        assert got == pytest.approx(want, rel=1.01 * GAP), seed
+        assert got == pytest.approx(want, rel=1.01 * USUAL.gap), seed
         tried += 1
     assert tried > 40
 
