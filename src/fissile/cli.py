@@ -179,12 +179,14 @@ def fission(
     graph = load_model(model, arguments.shapes(shape))
     if optimize:
         graph = for_runtimes(graph, RULES.values())
-    _write_onnx(save_model(graph, whole=optimize), Path(output))
-    facts = {"primitives": len(graph.primitives), "file": output}
+    made = save_model(graph, whole=optimize)
+    _write_onnx(made, Path(output))
+    operators = len(made.graph.node)
+    facts = {"primitives": len(graph.primitives), "operators": operators, "file": output}
     if json:
         write_json(facts)
     else:
-        note(f"{output}: {len(graph.primitives)} primitives")
+        note(f"{output}: {len(graph.primitives)} primitives as {operators} operators")
 
 
 @app.command
