@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -104,6 +105,37 @@ def test_a_bias_behind_a_reshape_joins_its_convolution():
         map=np.array([1, 256, 64, 64]),
     )  # fmt: skip
     assert count["Conv"] == 1 and not count["Add"]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "shape", "other"),
+    [
+        ("Max", TensorProto.INT64, (3,), np.array(0)),
+        ("MatMul", TensorProto.FLOAT, (3, 4), np.zeros((4, 0), np.float32)),
+    ],
+)
+def test_operators_that_runtimes_refuse_are_not_written(op, dtype, shape, other):
+    """Relu of int64, Resize of nothing."""
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node(op, ["x", "k"], ["y"])], "one",
+            [helper.make_tensor_value_info("x", dtype, shape)],
+            [helper.make_tensor_value_info("y", dtype, None)],
+            [numpy_helper.from_array(other, "k")],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=9,
+    )  # fmt: skip
+    made = save(for_runtimes(load(model), RULES.values()), whole=True)
+    x = (
+        np.arange(-1, math.prod(shape) - 1)
+        .reshape(shape)
+        .astype(helper.tensor_dtype_to_np_dtype(dtype))
+    )
+    got, want = (
+        onnxruntime.InferenceSession(m.SerializeToString()).run(None, {"x": x})[0]
+        for m in (made, model)
+    )
+    np.testing.assert_array_equal(got, want)
 
 
 def test_the_command_writes_it(tmp_path):

@@ -10,14 +10,18 @@ import pytest
 from fissile.ir.evaluate import evaluate
 from fissile.ir.graph import Graph, Value, placeholder
 from fissile.ir.prims import (
+    abs_,
     clip,
     concat,
     constant,
     contract,
     conv,
+    exp,
     make,
     maximum,
+    minimum,
     pad,
+    softplus,
     tanh,
     window,
 )
@@ -124,6 +128,25 @@ def test_a_clip_whose_bounds_are_swapped_gives_the_upper_one():
     bounded = clip(tanh(x), constant(np.float32(7)), constant(np.float32(2)))
     g = graph(maximum(swapped, 3.0), bounded)
     same_bits(g, [np.array([-9, 0.5, 2, 9], np.float32)])
+
+
+def test_bounds_hold_where_a_clip_changes_everything():
+    """Values that lie outside of it altogether come out as one of its ends."""
+    x = placeholder(of((4,)))
+    low, high = constant(np.float32(-1)), constant(np.float32(1))
+    g = graph(
+        maximum(clip(maximum(x, 2.0), low, high), 1.5),
+        minimum(clip(minimum(x, -2.0), low, high), -1.5),
+        abs_(clip(softplus(x), constant(np.float32(-0.9)), constant(np.float32(-0.1)))),
+        clip(maximum(tanh(x), 2.0), constant(np.float32(-1.75)), constant(np.float32(1.75))),
+    )
+    same_bits(g, [np.array([-9, 0.5, 2, 9], np.float32)])
+
+
+def test_what_is_no_number_bounds_nothing():
+    x = placeholder(of((1, 2)))
+    some = constant(np.array([[np.nan, -5.0]], np.float32))
+    same_bits(graph(abs_(concat([exp(x), some], 1))), [np.ones((1, 2), np.float32)])
 
 
 def test_empty_tensors():

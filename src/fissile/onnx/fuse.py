@@ -219,6 +219,8 @@ def _instance_norm(node: Node) -> Iterator[Form]:
 
 @recognise("max")
 def _relu(node: Node) -> Iterator[Form]:
+    if not node.value.type.dtype.is_float:
+        return  # runtimes lack some of the others
     yield Form("Relu", (node.inputs[0],))
     for m, x in _operand(node, "mul"):
         slope = next((v for v in m.inputs if v.is_constant), None)
@@ -361,6 +363,8 @@ def _one_axis(node: Node) -> tuple[Value, int, str] | None:
 
 def _is_matrix(matrix: np.ndarray, mode: str) -> bool:
     count, size = matrix.shape
+    if not matrix.size:
+        return False  # runtimes refuse a scale of zero
     wanted = _matrix(count, size, mode)
     return bool(np.array_equal(wanted.astype(matrix.dtype), matrix))
 
@@ -379,7 +383,7 @@ def _repeated(node: Node) -> Iterator[Form]:
         if not times or scales[axis] != 1:
             break
         x, scales[axis] = x.node.inputs[0], times
-    if x is not node.value and math.prod(scales) > 1:
+    if x is not node.value and math.prod(scales) > 1 and node.value.type.numel:
         attrs = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric",
                  "nearest_mode": "floor"}  # fmt: skip
         sizes = constant(np.array(node.value.shape, np.int64))

@@ -33,6 +33,7 @@ def range_of(c: Classes, v: Value, deep: int = DEEP) -> Range:
     """Bounds of every element that is a number. Each member of a class may know one."""
     if c.is_fixed(v):
         data = np.asarray(c.data(v), np.float64)
+        data = data[~np.isnan(data)]  # bounds are of numbers
         return (float(data.min()), float(data.max())) if data.size else ANY
     if not deep:
         return ANY
